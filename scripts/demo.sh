@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Runs the embedded benchmark, setting up its environment first. Arguments are passed through:
+#
+#   scripts/demo.sh --help
+#
+# FEATCAL_VENV says where the environment is (default: .venv; a relative path is below the
+# checkout). See scripts/setup_env.sh for more variables.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+venv=${FEATCAL_VENV:-.venv}
+[[ $venv == /* ]] || venv=$root/$venv
+bash "$root/scripts/setup_env.sh" "$venv" test,benchmark
+# From the caller's directory, so that relative paths among the arguments mean what they say.
+exec "$venv/bin/python" -m featcal_fusionbench.benchmark "$@"

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Runs the test suite, setting up its environment first.
+#
+#   scripts/test.sh [PYTEST ARGUMENTS]            newest releases
+#   scripts/test.sh --oldest [PYTEST ARGUMENTS]   oldest supported ones (constraints-oldest.txt)
+#
+# FEATCAL_VENV says where the environment is (default: .venv; a relative path is below the
+# checkout); the one for --oldest lies beside it with the suffix -oldest. See scripts/setup_env.sh
+# for more variables.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+venv=${FEATCAL_VENV:-.venv}
+constraints=
+if [[ ${1:-} == --oldest ]]; then
+  shift
+  venv+=-oldest
+  constraints=scripts/constraints-oldest.txt
+fi
+
+bash scripts/setup_env.sh "$venv" test,benchmark "$constraints"
+exec "$venv/bin/python" -m pytest "$@"

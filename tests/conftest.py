@@ -1,0 +1,41 @@
+"""Fixtures shared by all tests, and the environment that they run in."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# huggingface_hub and datasets read these once, when they are imported, which conftest precedes.
+# Tests run without a network, and leave nothing in the user's data set cache.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="featcal-datasets-")
+atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
+
+import pytest  # noqa: E402
+from pico import Pico, build_pico  # noqa: E402
+
+from featcal_fusionbench.compat import apply_transformers_shim  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def transformers_shim() -> None:
+    """Let every test import FusionBench's CLIP modules, whichever test comes first."""
+    apply_transformers_shim()
+
+
+@pytest.fixture(scope="session")
+def pico(tmp_path_factory: pytest.TempPathFactory) -> Pico:
+    """The pico CLIP family on disk, made once. Treat it as read-only."""
+    return build_pico(tmp_path_factory.mktemp("pico"))
+
+
+@pytest.fixture
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Run the test in a directory of its own: FusionBench writes `outputs/` below the current."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
