@@ -1,0 +1,32 @@
+"""What the engine cannot find by structure: how inputs are made, and which rows count how much.
+
+One module per architecture; to add one, write it and list it in ``KNOWN``.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..errors import ModelPoolError
+from .base import Architecture
+from .clip_vision import ClipVision
+
+__all__ = ["KNOWN", "Architecture", "architecture_of"]
+
+KNOWN: tuple[Architecture, ...] = (ClipVision(),)
+"""The architectures, in the order in which they are asked."""
+
+
+def architecture_of(model: nn.Module) -> Architecture:
+    """The architecture of a model.
+
+    Raises:
+        ModelPoolError: None of the known ones.
+    """
+    for architecture in KNOWN:
+        if architecture.recognises(model):
+            return architecture
+    raise ModelPoolError(
+        f"models of type {type(model).__name__} are not supported yet (supported: "
+        f"{', '.join(a.name for a in KNOWN)}). The README says how to add an architecture."
+    )

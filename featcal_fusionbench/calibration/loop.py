@@ -1,0 +1,395 @@
+"""The calibration itself: for each stage in forward order, gather, solve, write back, go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import closed_form
+from .clock import PhaseClock
+from .errors import NonFiniteError, SingularSystemError
+from .expert_path import ExpertPath, Weights
+from .inputs import Inputs, place_inputs
+from .observer import Observer, SilentObserver
+from .plan import Group, Plan, PlannedModule, Stage
+from .results import CalibrationResult, ModuleResult
+from .settings import CalibrationSettings
+from .statistics import ExpertParameters, LinearSums, NormSums
+from .suspended import Pause, StopPoints, SuspendedForward
+
+__all__ = ["calibrate"]
+
+OnOutput = Callable[[str, int, Any], None]
+"""Receives task, batch index and the calibrated model's output on that batch."""
+
+
+def calibrate(
+    merged: nn.Module,
+    base: Weights,
+    experts: Mapping[str, Weights],
+    data: Mapping[str, Iterable[Inputs]],
+    plan: Plan,
+    settings: CalibrationSettings,
+    *,
+    observer: Observer | None = None,
+    clock: PhaseClock | None = None,
+    on_output: OnOutput | None = None,
+) -> CalibrationResult:
+    """Calibrate the merged model in place (arXiv 2605.13030).
+
+    On the merged model's device live the merged model, one piece of one expert, the running sums of
+    one stage, and for every task and batch the activations that its two paused forwards hold.
+
+    Args:
+        merged: The merged model, in evaluation mode; its planned modules are overwritten.
+        base: Weights of the base, for the anchor.
+        experts: Weights by task.
+        data: Batches by task, in the order of ``experts``; each is read once, when it is needed.
+        plan: What to calibrate; made from this model with these settings.
+        settings: How.
+        observer: Is told of progress.
+        clock: Adds up the cost of forwards, statistics and solves.
+        on_output: If given, all forwards of the merged model are run to their end after the last
+            module, and their outputs, which are the calibrated model's, are handed over.
+
+    Returns:
+        What was done to each module.
+
+    Raises:
+        CalibrationError: With the task, block and module at fault. Modules solved before keep
+            their new values.
+    """
+    run = _Run(merged, base, experts, data, plan, settings, observer, clock, on_output)
+    return run.calibrate()
+
+
+class _Run:
+    """The state of one calibration: paused forwards, sums of the present stage, results so far."""
+
+    def __init__(
+        self,
+        merged: nn.Module,
+        base: Weights,
+        experts: Mapping[str, Weights],
+        data: Mapping[str, Iterable[Inputs]],
+        plan: Plan,
+        settings: CalibrationSettings,
+        observer: Observer | None,
+        clock: PhaseClock | None,
+        on_output: OnOutput | None,
+    ) -> None:
+        self._merged, self._base, self._experts, self._data = merged, base, experts, data
+        self._plan, self._settings = plan, settings
+        self._device = next(merged.parameters()).device
+        self._dtype = settings.torch_statistics_dtype
+        self._observer = observer or SilentObserver()
+        self._clock = clock or PhaseClock(self._device)
+        self._on_output = on_output
+        self._expert_path = ExpertPath(merged, plan.trace)
+        self._expert_event = -1
+        self._pairs: dict[str, list[_Pair]] = {}
+        self._results: list[ModuleResult] = []
+
+    def calibrate(self) -> CalibrationResult:
+        """Walk the stages; whatever happens, no hook and no paused forward is left behind."""
+        per_task = sum(map(self._plan.flops, self._plan.stages)) * self._settings.n_samples
+        self._observer.on_start(per_task * len(self._experts))
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(self._forward_precision())
+            self._hook(stack.enter_context(StopPoints(self._merged)),
+                       stack.enter_context(StopPoints(self._expert_path.model)))  # fmt: skip
+            stack.callback(self._close)
+            for stage in self._plan.stages:
+                sums = {group.leader.name: self._new_sums(group) for group in stage.groups}
+                for task in self._experts:
+                    self._gather(stage, task, sums)
+                for group in stage.groups:
+                    self._solve(group, sums.pop(group.leader.name), stage)
+                if stage.expert_stop is not None:
+                    self._expert_event = stage.expert_stop.event
+            if self._on_output is not None:
+                self._finish(self._on_output)
+        return CalibrationResult(tuple(self._results), self._plan.skipped, self._clock.costs())
+
+    def _forward_precision(self) -> AbstractContextManager[Any]:
+        if self._settings.forward_dtype != "bfloat16":
+            return nullcontext()
+        # no cache: it would keep a weight's old value after the weight is solved
+        return torch.autocast(self._device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+    def _statistics_precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self._device.type, enabled=False)
+
+    def _hook(self, merged: StopPoints, expert: StopPoints) -> None:
+        """Put every stop of the plan in place, in both models."""
+        for stage in self._plan.stages:
+            if self._plan.granularity == "module":
+                merged.at_entry(stage.name)
+            else:
+                merged.probe(stage.name)
+                for group in stage.groups:
+                    merged.capture(group.leader.name, output=False)
+            stop = stage.expert_stop
+            if stop is None:
+                continue
+            if stop.module == stage.name and stop.side == "entry":
+                expert.at_entry(stage.name)  # hands over the leader's input itself
+                continue
+            for group in stage.groups:
+                if not group.is_norm:
+                    expert.capture(group.leader.name, output=group.route == "output")
+            if stop.side == "entry":
+                expert.at_entry(stop.module, stop=stage.name)
+            else:
+                expert.at_exit(stop.module, stop=stage.name)
+
+    def _pairs_of(self, task: str) -> list[_Pair]:
+        """The paused forwards of a task; its batches are read when it is first reached."""
+        if task not in self._pairs:
+            expert = self._expert_path.model
+            pairs = self._pairs[task] = []
+            with self._clock.phase("data"):
+                for index, batch in enumerate(self._data[task]):
+                    inputs = place_inputs(batch, self._merged)
+                    of = f"task {task}, batch {index}"
+                    cal = SuspendedForward(
+                        partial(self._merged, **inputs), f"the merged model's forward of {of}"
+                    )
+                    exp = SuspendedForward(
+                        partial(expert, **inputs), f"the expert's forward of {of}", capturing=True
+                    )
+                    pairs.append(_Pair(inputs, cal, exp))
+        return self._pairs[task]
+
+    def _new_sums(self, group: Group) -> LinearSums | NormSums:
+        if group.is_norm:
+            return NormSums(group, dtype=self._dtype, device=self._device)
+        settings = self._settings
+        return LinearSums(
+            group,
+            alpha=settings.target_alpha,
+            epsilon=settings.epsilon,
+            dtype=self._dtype,
+            device=self._device,
+        )
+
+    def _gather(self, stage: Stage, task: str, sums: Mapping[str, LinearSums | NormSums]) -> None:
+        """Bring all forwards of one task to the stage and add up what they hand over."""
+        weights = self._experts[task]
+        parameters = {m.name: self._expert_parameters(weights, m) for m in stage.modules}
+        with self._expert_resident(weights, stage):
+            for pair in self._pairs_of(task):
+                with self._clock.phase("forwards"):
+                    expert = None
+                    if stage.expert_stop is not None:
+                        expert = pair.expert.resume(stage.name)
+                    cal = pair.merged.resume(stage.name)
+                with self._clock.phase("statistics"), self._statistics_precision():
+                    for group in stage.groups:
+                        self._update(sums[group.leader.name], group, pair, cal, expert, parameters)
+        with self._clock.phase("statistics"), self._statistics_precision():
+            for group in stage.groups:
+                total = sums[group.leader.name]
+                if isinstance(total, NormSums):
+                    total.fold(parameters[group.leader.name], task)
+                else:
+                    total.fold(parameters, task)
+        block = "" if stage.block is None else stage.block.name
+        flops = self._plan.flops(stage) * self._settings.n_samples
+        self._observer.on_step(block, stage.name, task, flops)
+
+    def _expert_resident(self, weights: Weights, stage: Stage) -> AbstractContextManager[Any]:
+        if stage.expert_stop is None:
+            return nullcontext()
+        return self._expert_path.resident(weights, self._expert_event, stage.expert_stop.event)
+
+    def _expert_parameters(self, weights: Weights, module: PlannedModule) -> ExpertParameters:
+        def read(leaf: str) -> Tensor:
+            return weights[f"{module.name}.{leaf}"].detach().to(self._device, self._dtype)
+
+        return ExpertParameters(read("weight"), read("bias") if module.has_bias else None)
+
+    def _update(
+        self,
+        total: LinearSums | NormSums,
+        group: Group,
+        pair: _Pair,
+        cal: Pause,
+        expert: Pause | None,
+        parameters: Mapping[str, ExpertParameters],
+    ) -> None:
+        name = group.leader.name
+        features = cal.captures[name].input
+        rows = None if group.rule is None else group.rule(features, pair.inputs)
+        if isinstance(total, NormSums):
+            total.update(self._merged.get_submodule(name), features, rows)
+            return
+        exp = exp_output = None
+        if expert is not None:
+            capture = expert.captures[name]
+            exp, exp_output = capture.input, capture.output
+            bias = parameters[name].bias
+            if exp_output is not None and bias is not None:
+                exp_output = exp_output.to(self._dtype) - bias
+        total.update(features, exp, exp_output, rows)
+
+    def _solve(self, group: Group, total: LinearSums | NormSums, stage: Stage) -> None:
+        """Solve one group, write the result into the merged model and record it."""
+        block = None if stage.block is None else stage.block.index
+        with self._clock.phase("solves"), self._statistics_precision():
+            if total.rows == 0:
+                outcomes = [_Outcome(note="no row of weight above zero reached it")] * len(
+                    group.modules
+                )
+            elif isinstance(total, NormSums):
+                outcomes = [self._solve_norm(group.leader, total)]
+            else:
+                outcomes = self._solve_linears(group, total)
+        for module, outcome in zip(group.modules, outcomes, strict=True):
+            result = ModuleResult(
+                name=module.name,
+                kind=module.kind,
+                block=block,
+                shape=module.shape,
+                rows=total.rows,
+                **asdict(outcome),
+            )
+            self._results.append(result)
+            self._observer.on_module(result)
+
+    def _solve_linears(self, group: Group, total: LinearSums) -> list[_Outcome]:
+        settings, lam = self._settings, self._settings.ridge_lambda
+        started = time.perf_counter()
+        try:
+            factor = closed_form.factorise(
+                total.gram, lam, settings.epsilon, name=group.leader.name
+            )
+        except SingularSystemError as error:
+            if settings.on_failure == "raise":
+                raise
+            return [_Outcome(note=str(error))] * len(group.modules)
+        outcomes = []
+        for module in group.modules:
+            weight_anchor = self._anchor(module, "weight")
+            rhs = total.rhs.pop(module.name).add_(weight_anchor.T, alpha=lam)
+            try:
+                solution = closed_form.solve_weight(factor, rhs, name=module.name)
+            except NonFiniteError as error:
+                if settings.on_failure == "raise":
+                    raise
+                outcomes.append(_Outcome(note=str(error)))
+                continue
+            change = self._write(module, "weight", solution.value)
+            if module.has_bias and settings.calibrate_bias:
+                bias = closed_form.solve_bias(
+                    total.expert_bias[module.name],
+                    total.mean_cal,
+                    total.task_weight,
+                    solution.value,
+                    lam,
+                    self._anchor(module, "bias"),
+                )
+                self._write(module, "bias", bias)
+            note = "" if factor.damping == 0 else "damped: raise ridge_lambda or n_samples"
+            now = time.perf_counter()
+            outcomes.append(
+                _Outcome(
+                    factor.condition,
+                    solution.residual,
+                    factor.damping,
+                    change,
+                    now - started,
+                    True,
+                    note,
+                )
+            )
+            started = now
+        return outcomes
+
+    def _solve_norm(self, module: PlannedModule, total: NormSums) -> _Outcome:
+        lam, epsilon, started = (
+            self._settings.ridge_lambda,
+            self._settings.epsilon,
+            time.perf_counter(),
+        )
+        gain_anchor = self._anchor(module, "weight")
+        if module.has_bias:
+            gain, shift = closed_form.solve_layer_norm(
+                total.moments,
+                total.expert_gain,
+                total.expert_shift,
+                total.tasks,
+                lam,
+                gain_anchor,
+                self._anchor(module, "bias"),
+                epsilon,
+            )
+            self._write(module, "bias", shift)
+        else:
+            gain = closed_form.solve_rms_norm(
+                total.moments[0], total.expert_gain, lam, gain_anchor, epsilon
+            )
+        change = self._write(module, "weight", gain)
+        seconds = time.perf_counter() - started
+        return _Outcome(relative_change=change, seconds=seconds, calibrated=True)
+
+    def _anchor(self, module: PlannedModule, leaf: str) -> Tensor:
+        name = f"{module.name}.{leaf}"
+        merged = self._merged.get_parameter(name).to(self._dtype)
+        base = self._base[name].detach().to(self._device, self._dtype)
+        return closed_form.anchor(merged, base, self._settings.anchor_rho)
+
+    def _write(self, module: PlannedModule, leaf: str, value: Tensor) -> float:
+        """Overwrite a parameter; return the relative change in Frobenius norm."""
+        parameter = self._merged.get_parameter(f"{module.name}.{leaf}")
+        before = parameter.to(self._dtype)
+        if not bool(torch.isfinite(value).all()):
+            raise NonFiniteError(
+                f"{module.name}.{leaf}: the solution holds NaN or Inf; check the experts' weights."
+            )
+        change = float((value - before).norm() / before.norm().clamp_min(self._settings.epsilon))
+        parameter.copy_(value)
+        return change
+
+    def _finish(self, on_output: OnOutput) -> None:
+        for task, pairs in self._pairs.items():
+            for index, pair in enumerate(pairs):
+                with self._clock.phase("forwards"):
+                    output = pair.merged.finish()
+                on_output(task, index, output)
+
+    def _close(self) -> None:
+        for pair in chain.from_iterable(self._pairs.values()):
+            pair.merged.close()
+            pair.expert.close()
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The two paused forwards of one batch, and the batch itself for the row rules."""
+
+    inputs: Inputs
+    merged: SuspendedForward
+    expert: SuspendedForward
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """The part of a :class:`ModuleResult` that a solve decides."""
+
+    condition: float | None = None
+    residual: float | None = None
+    damping: float = 0.0
+    relative_change: float = 0.0
+    seconds: float = 0.0
+    calibrated: bool = False
+    note: str = ""

@@ -1,0 +1,415 @@
+"""What will be calibrated, in which order and why the rest is not: made from a traced forward."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+
+from .errors import PlanError
+from .inputs import Inputs
+from .results import ModuleKind, SkippedModule
+from .settings import CalibrationSettings
+from .trace import Call, Trace, find_blocks, trace_forward
+
+__all__ = [
+    "Block",
+    "ExpertStop",
+    "Group",
+    "Plan",
+    "PlannedModule",
+    "RowRule",
+    "RowRules",
+    "Stage",
+    "build_plan",
+    "uniform_rows",
+]
+
+
+class RowRule(Protocol):
+    """Gives the weight r of each row (token) of a module's input; compared by ``==``."""
+
+    def __call__(self, features: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        """Weights of shape ``features.shape[:-1]`` for the features of one batch."""
+        ...
+
+
+class RowRules(Protocol):
+    """Chooses the row rule of a module; None weighs every row 1."""
+
+    def __call__(self, module: str, block: int | None, blocks: int) -> RowRule | None:
+        """The rule of a module of block number ``block`` of ``blocks``."""
+        ...
+
+
+def uniform_rows(module: str, block: int | None, blocks: int) -> RowRule | None:
+    """Every row of every module has weight 1."""
+    return None
+
+
+@dataclass(frozen=True)
+class PlannedModule:
+    """One module to calibrate.
+
+    Attributes:
+        name: Its name in the merged model.
+        kind: What is solved.
+        shape: Shape of its weight: (out, in) of a Linear, (channels,) of a norm.
+        has_bias: Whether it has a bias (a Linear's, or a LayerNorm's shift).
+        rows: Rows of its input for one calibration input.
+    """
+
+    name: str
+    kind: ModuleKind
+    shape: tuple[int, ...]
+    has_bias: bool
+    rows: int
+
+    @property
+    def in_features(self) -> int:
+        """Width of its input."""
+        return self.shape[-1]
+
+    @property
+    def out_features(self) -> int:
+        """Width of its output."""
+        return self.shape[0]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Modules that read one input tensor and weigh its rows alike: they share one Gram matrix.
+
+    Attributes:
+        modules: Linears, or a single norm; the first is the leader, whose input is watched.
+        route: For Linears, how Σ C_i W_iᵀ is formed: ``input`` from X_calᵀ X_exp (in × in), or
+            ``output`` from X_calᵀ (W_i X_exp) (in × out), the expert's own output. The second is
+            cheaper where one Linear narrows its input, and lets the expert run past the module,
+            where its forward holds less.
+        rule: Row weights; None weighs every row 1.
+    """
+
+    modules: tuple[PlannedModule, ...]
+    route: Literal["input", "output"]
+    rule: RowRule | None = None
+
+    @property
+    def leader(self) -> PlannedModule:
+        """The module that runs first."""
+        return self.modules[0]
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether the group is a single norm, which needs no expert features."""
+        return self.leader.kind != "linear"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of the model: its name and its index in forward order."""
+
+    name: str
+    index: int
+
+
+@dataclass(frozen=True)
+class ExpertStop:
+    """Where an expert's forward pauses.
+
+    Attributes:
+        event: Its position in the traced forward.
+        module: The module that is about to run, or has run.
+        side: ``entry`` before it runs, ``exit`` after.
+    """
+
+    event: int
+    module: str
+    side: Literal["entry", "exit"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is solved at one stop: one group (granularity ``module``), or all of a block's groups.
+
+    Attributes:
+        name: Name of the leader, or of the block: where the merged model's forward pauses.
+        groups: In forward order.
+        block: The block it belongs to; None for a module outside all blocks.
+        expert_stop: How far the expert runs, or None where the stage needs no expert features.
+    """
+
+    name: str
+    groups: tuple[Group, ...]
+    block: Block | None
+    expert_stop: ExpertStop | None
+
+    @property
+    def modules(self) -> Iterator[PlannedModule]:
+        """All modules of the stage."""
+        return (module for group in self.groups for module in group.modules)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The stages in forward order, what is left out, and the trace they were made from."""
+
+    granularity: Literal["module", "block"]
+    stages: tuple[Stage, ...]
+    skipped: tuple[SkippedModule, ...]
+    blocks: tuple[Block, ...]
+    trace: Trace
+
+    @property
+    def modules(self) -> tuple[PlannedModule, ...]:
+        """All modules to calibrate, in order."""
+        return tuple(module for stage in self.stages for module in stage.modules)
+
+    def flops(self, stage: Stage) -> float:
+        """Floating-point operations of one stage for one calibration input: an estimate.
+
+        Counts the forwards of both paths through the stage's Linears (three where a block is run
+        twice) and the statistics; not attention, nor the solves.
+        """
+        total = 0.0
+        paths = 2 if self.granularity == "module" else 3
+        for group in stage.groups:
+            rows, width = group.leader.rows, group.leader.in_features
+            if group.is_norm:
+                total += 4 * rows * width
+                continue
+            out = sum(module.out_features for module in group.modules)
+            cross = width if group.route == "input" else out
+            total += 2 * rows * width * (paths * out + 0.6 * width + cross)
+        return total
+
+
+def build_plan(
+    model: nn.Module,
+    example: Inputs,
+    settings: CalibrationSettings,
+    row_rules: RowRules = uniform_rows,
+) -> Plan:
+    """Trace one forward of the merged model and plan its calibration.
+
+    Args:
+        model: The merged model, in evaluation mode.
+        example: Inputs of one forward, of one calibration input if possible.
+        settings: Which modules, and how fine.
+        row_rules: Row weights by module, from the architecture.
+
+    Raises:
+        PlanError: Nothing is left to calibrate, a pattern matches no supported module, or the
+            forward fails.
+    """
+    trace = trace_forward(model, example)
+    blocks = _blocks_in_order(model, trace)
+    selection = _Selection(model, trace, blocks, settings)
+    if not selection.chosen:
+        raise PlanError(
+            "no module is left to calibrate. Check include and exclude; reasons: "
+            + "; ".join(f"{s.name}: {s.reason}" for s in selection.skipped[:5])
+        )
+    batch = next((call.input_shape[0] for call in trace.calls if call.input_shape), 1)
+    groups = [
+        group
+        for run in _runs_of_one_input(selection.chosen)
+        for group in _split_by_rule(model, run, blocks, row_rules, batch)
+    ]
+    make = _module_stages if settings.granularity == "module" else _block_stages
+    stages = make(groups, trace, blocks, needs_expert=settings.target_alpha > 0)
+    return Plan(settings.granularity, stages, tuple(selection.skipped), blocks, trace)
+
+
+def _blocks_in_order(model: nn.Module, trace: Trace) -> tuple[Block, ...]:
+    """The blocks that run exactly once, in the order in which they run."""
+    names = set(find_blocks(model))
+    calls = Counter(call.module for call in trace.calls if call.module in names)
+    ordered = [c.module for c in trace.calls if c.module in names and calls[c.module] == 1]
+    return tuple(Block(name, index) for index, name in enumerate(ordered))
+
+
+def _block_of(name: str, blocks: Iterable[Block]) -> Block | None:
+    return next((b for b in blocks if name == b.name or name.startswith(f"{b.name}.")), None)
+
+
+def _kind(module: nn.Module) -> ModuleKind | None:
+    """What a module is to the engine, by structure; None where no closed form is known."""
+    if type(module) is nn.Linear:
+        return "linear"
+    if isinstance(module, nn.LayerNorm):
+        return (
+            "layer_norm" if module.bias is not None and len(module.normalized_shape) == 1 else None
+        )
+    weight = getattr(module, "weight", None)
+    # transformers' RMSNorms (Llama, Qwen, T5, …) share no base class, but this attribute
+    is_rms = isinstance(module, nn.RMSNorm) or hasattr(module, "variance_epsilon")
+    is_leaf = isinstance(weight, Tensor) and weight.dim() == 1 and not list(module.children())
+    return "rms_norm" if is_rms and is_leaf and getattr(module, "bias", None) is None else None
+
+
+class _Selection:
+    """Sorts the modules that hold parameters into chosen and skipped."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trace: Trace,
+        blocks: tuple[Block, ...],
+        settings: CalibrationSettings,
+    ) -> None:
+        self._settings = settings
+        self._blocks = blocks
+        self._used: set[str] = set()
+        self.chosen: list[tuple[Call, ModuleKind]] = []
+        self.skipped: list[SkippedModule] = []
+        owners = Counter(
+            id(parameter)
+            for module in model.modules()
+            for parameter in module.parameters(recurse=False)
+        )
+        kinds: dict[str, ModuleKind] = {}
+        for name, module in model.named_modules():
+            parameters = list(module.parameters(recurse=False))
+            if not parameters:
+                continue
+            kind = _kind(module)
+            calls = trace.calls_of(name)
+            reason = self._reason(name, kind, len(calls))
+            if reason is None and any(owners[id(p)] > 1 for p in parameters):
+                reason = "shares its weight with another module"
+            if reason is None and kind is not None:
+                kinds[name] = kind
+            else:
+                self.skipped.append(SkippedModule(name, type(module).__name__, reason or ""))
+        self.chosen = [(call, kinds[call.module]) for call in trace.calls if call.module in kinds]
+        for which in ("include", "exclude"):
+            for pattern in getattr(settings, which):
+                if f"{which}:{pattern}" not in self._used:
+                    raise PlanError(
+                        f"{which}: the pattern {pattern!r} matches no module that can be "
+                        "calibrated. Names look like "
+                        + ", ".join(call.module for call, _ in self.chosen[:3] or ())
+                        + "; patterns are regular expressions searched in them."
+                    )
+
+    def _matches(self, which: Literal["include", "exclude"], name: str) -> bool:
+        hit = [p for p in getattr(self._settings, which) if re.search(p, name)]
+        self._used.update(f"{which}:{pattern}" for pattern in hit)
+        return bool(hit)
+
+    def _reason(self, name: str, kind: ModuleKind | None, calls: int) -> str | None:
+        """Why a module is skipped, or None."""
+        if kind is None:
+            return "no closed form for this kind of module"
+        excluded = self._matches("exclude", name)
+        included = self._matches("include", name)
+        if excluded:
+            return "excluded by a pattern"
+        if self._settings.include and not included:
+            return "not included by a pattern"
+        if not self._settings.include and _block_of(name, self._blocks) is None:
+            return "outside all blocks"
+        if self._settings.granularity == "block" and _block_of(name, self._blocks) is None:
+            return "outside all blocks (granularity=module can calibrate it)"
+        if kind != "linear" and not self._settings.calibrate_norm:
+            return "calibrate_norm is off"
+        if calls == 0:
+            return "not reached by the forward"
+        if calls > 1:
+            return f"called {calls} times in one forward"
+        return None
+
+
+def _runs_of_one_input(
+    chosen: list[tuple[Call, ModuleKind]],
+) -> Iterator[list[tuple[Call, ModuleKind]]]:
+    """Consecutive Linears with the very same input tensor; each norm on its own."""
+    run: list[tuple[Call, ModuleKind]] = []
+    for call, kind in chosen:
+        shares = (
+            run
+            and kind == run[-1][1] == "linear"
+            and call.input_id is not None
+            and call.input_id == run[-1][0].input_id
+        )
+        if run and not shares:
+            yield run
+            run = []
+        run.append((call, kind))
+    if run:
+        yield run
+
+
+def _split_by_rule(
+    model: nn.Module,
+    run: list[tuple[Call, ModuleKind]],
+    blocks: tuple[Block, ...],
+    row_rules: RowRules,
+    batch: int,
+) -> Iterator[Group]:
+    """Groups of a run: modules that weigh the rows alike stay together, in forward order."""
+    rules: list[tuple[RowRule | None, list[PlannedModule]]] = []
+    for call, kind in run:
+        block = _block_of(call.module, blocks)
+        rule = row_rules(call.module, None if block is None else block.index, len(blocks))
+        module = model.get_submodule(call.module)
+        planned = PlannedModule(
+            name=call.module,
+            kind=kind,
+            shape=tuple(module.get_parameter("weight").shape),
+            has_bias=getattr(module, "bias", None) is not None,
+            rows=math.prod(call.input_shape[:-1]) // batch,
+        )
+        for known, members in rules:
+            if known == rule:
+                members.append(planned)
+                break
+        else:
+            rules.append((rule, [planned]))
+    for rule, members in rules:
+        narrows = len(members) == 1 and members[0].out_features <= members[0].in_features
+        yield Group(tuple(members), "output" if narrows else "input", rule)
+
+
+def _module_stages(
+    groups: list[Group], trace: Trace, blocks: tuple[Block, ...], *, needs_expert: bool
+) -> tuple[Stage, ...]:
+    """One stage per group. The expert stops where its input, or its own output, is known."""
+    stages = []
+    for group in groups:
+        call = trace.calls_of(group.leader.name)[0]
+        stop = None
+        if needs_expert and not group.is_norm:
+            entry = ExpertStop(call.enter, call.module, "entry")
+            stop = entry if group.route == "input" else _after(call, trace)
+        block = _block_of(group.leader.name, blocks)
+        stages.append(Stage(group.leader.name, (group,), block, stop))
+    return tuple(stages)
+
+
+def _after(call: Call, trace: Trace) -> ExpertStop:
+    """Where the next module is about to run: what the call's surroundings held is gone by then."""
+    following = next((other for other in trace.calls if other.enter > call.exit), None)
+    if following is None or len(trace.calls_of(following.module)) > 1:
+        return ExpertStop(call.exit, call.module, "exit")
+    return ExpertStop(following.enter, following.module, "entry")
+
+
+def _block_stages(
+    groups: list[Group], trace: Trace, blocks: tuple[Block, ...], *, needs_expert: bool
+) -> tuple[Stage, ...]:
+    """One stage per block. The expert stops at the block's end."""
+    stages = []
+    for block in blocks:
+        inside = tuple(g for g in groups if _block_of(g.leader.name, blocks) == block)
+        if not inside:
+            continue
+        needed = needs_expert and not all(group.is_norm for group in inside)
+        end = ExpertStop(trace.calls_of(block.name)[0].exit, block.name, "exit")
+        stages.append(Stage(block.name, inside, block, end if needed else None))
+    return tuple(stages)

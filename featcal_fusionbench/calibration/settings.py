@@ -1,0 +1,142 @@
+"""The settings of a calibration: one frozen dataclass, validated when it is made."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from .errors import SettingsError
+
+__all__ = ["CalibrationSettings", "FailurePolicy", "ForwardDtype", "Granularity", "StatisticsDtype"]
+
+Granularity = Literal["module", "block"]
+StatisticsDtype = Literal["float32", "float64"]
+ForwardDtype = Literal["float32", "float64", "bfloat16"]
+FailurePolicy = Literal["raise", "keep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationSettings:
+    """Everything that determines a calibration, given models and data.
+
+    The names are those of ``config/method/featcal.yaml``; the symbols those of arXiv 2605.13030.
+
+    Attributes:
+        granularity: ``module`` solves each module before the next one of its block is reached;
+            ``block`` takes all statistics of a block before any of its modules changes (the
+            semantics of the authors' released demo).
+        ridge_lambda: Ridge λ, pulls each weight towards its anchor. Used as it is, ≥ 0.
+        anchor_rho: Anchor ρ: the anchor is ρ·merged + (1−ρ)·base.
+        target_alpha: Target interpolation α in [0, 1]: the target features are
+            α·expert + (1−α)·merged.
+        epsilon: ε > 0 that keeps divisions and factorisations away from zero.
+        n_samples: Calibration inputs per task, n ≥ 1.
+        n_heldout: Further inputs per task on which drift is measured, never calibrated on; 0
+            measures no drift.
+        batch_size: Inputs per forward. Does not change what is computed.
+        seed: Seed of the samplers that draw the calibration inputs, one sampler per task.
+        calibrate_bias: Whether biases are calibrated after their weights.
+        calibrate_norm: Whether the affine parameters of norms are calibrated.
+        include: Regular expressions searched in module names; empty means every supported module
+            inside a block.
+        exclude: Regular expressions searched in module names; what matches keeps merged values.
+        statistics_dtype: Precision of sums and solves.
+        forward_dtype: Precision of the forwards; ``bfloat16`` is faster and less exact.
+        nonclass_row_weight: Weight in [0, 1] of rows other than the class token's in the last
+            block of a CLIP vision tower (not in ``k_proj`` and ``v_proj``, which all tokens read).
+        on_failure: ``raise`` stops at a module that cannot be solved; ``keep`` leaves it its merged
+            values and counts it in the report.
+
+    Raises:
+        SettingsError: A value is outside its range; the message names the setting and the remedy.
+    """
+
+    granularity: Granularity = "module"
+    ridge_lambda: float = 0.05
+    anchor_rho: float = 2.0
+    target_alpha: float = 0.3
+    epsilon: float = 1e-8
+    n_samples: int = 256
+    n_heldout: int = 16
+    batch_size: int = 32
+    seed: int = 0
+    calibrate_bias: bool = True
+    calibrate_norm: bool = True
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    statistics_dtype: StatisticsDtype = "float32"
+    forward_dtype: ForwardDtype = "float32"
+    nonclass_row_weight: float = 0.01
+    on_failure: FailurePolicy = "raise"
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("granularity", get_args(Granularity)),
+            ("statistics_dtype", get_args(StatisticsDtype)),
+            ("forward_dtype", get_args(ForwardDtype)),
+            ("on_failure", get_args(FailurePolicy)),
+        ):
+            if getattr(self, name) not in choices:
+                raise SettingsError(
+                    f"{name}={getattr(self, name)!r} is unknown: use one of {', '.join(choices)}."
+                )
+        self._require_number("ridge_lambda", low=0.0)
+        self._require_number("anchor_rho")
+        self._require_number("target_alpha", low=0.0, high=1.0)
+        self._require_number("nonclass_row_weight", low=0.0, high=1.0)
+        self._require_number("epsilon", low=0.0)
+        if self.epsilon == 0:
+            raise SettingsError(
+                "epsilon=0 would divide by zero: set a small positive value, e.g. 1e-8."
+            )
+        for name, low in (("n_samples", 1), ("n_heldout", 0), ("batch_size", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise SettingsError(f"{name}={value!r} must be a whole number of at least {low}.")
+        for name in ("calibrate_bias", "calibrate_norm"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingsError(f"{name}={getattr(self, name)!r} must be true or false.")
+        for name in ("include", "exclude"):
+            object.__setattr__(self, name, self._patterns(name, getattr(self, name)))
+
+    def _require_number(self, name: str, low: float = -math.inf, high: float = math.inf) -> None:
+        value = getattr(self, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not low <= value <= high:
+            if high < math.inf:
+                bounds = f"in [{low:g}, {high:g}]"
+            elif low > -math.inf:
+                bounds = f"of at least {low:g}"
+            else:
+                bounds = "that is finite"
+            raise SettingsError(f"{name}={value!r} must be a number {bounds}.")
+        object.__setattr__(self, name, float(value))
+
+    @staticmethod
+    def _patterns(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
+        if value is None:
+            return ()
+        patterns = (value,) if isinstance(value, str) else tuple(value)
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError) as error:
+                raise SettingsError(
+                    f"{name}: {pattern!r} is not a regular expression ({error})."
+                ) from error
+        return patterns
+
+    @property
+    def torch_statistics_dtype(self) -> torch.dtype:
+        """The precision of sums and solves as a torch dtype."""
+        return getattr(torch, self.statistics_dtype)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as JSON-ready values, in order of declaration."""
+        values = asdict(self)
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}

@@ -1,0 +1,214 @@
+"""Forwards that pause: the model's own code runs in a greenlet and waits where a hook stops it.
+
+Nothing of an architecture is written down or replayed: masks, position biases, rotary embeddings,
+caches of an encoder's output and residuals live in the paused frames. What a resumed forward
+returns is what a fresh forward of the model as it then is would return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from greenlet import getcurrent, greenlet
+from torch import Tensor, nn
+
+from .errors import ForwardError
+from .trace import first_tensor
+
+__all__ = ["Capture", "Pause", "StopPoints", "SuspendedForward"]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What one module saw in one forward: its input and, where asked for, its output."""
+
+    input: Tensor
+    output: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Pause:
+    """What a paused forward hands over.
+
+    Attributes:
+        stop: Name of the stop.
+        captures: Captures by module name.
+        call: Positional and keyword arguments of a module stopped at its exit.
+        output: Its output.
+    """
+
+    stop: str
+    captures: Mapping[str, Capture]
+    call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    output: Any = None
+
+
+class SuspendedForward(greenlet):
+    """One forward of one model on one batch, run piece by piece.
+
+    Args:
+        forward: Runs the whole forward and returns its output.
+        label: Names path, task and batch in error messages.
+        capturing: Whether capture hooks record from the start on.
+    """
+
+    def __init__(self, forward: Callable[[], Any], label: str, *, capturing: bool = False) -> None:
+        super().__init__(forward)
+        self._label = label
+        self._last = "its start"
+        self.capturing = capturing
+        self.captured: dict[str, Capture] = {}
+        self._handed: Pause | None = None
+
+    def resume(self, expected: str) -> Pause:
+        """Run on to the next stop.
+
+        Args:
+            expected: Name of the stop that the plan foresees.
+
+        Raises:
+            ForwardError: The forward failed, ended, or came to another stop than planned.
+        """
+        self._switch()
+        pause, self._handed = self._handed, None
+        if pause is None:
+            raise ForwardError(
+                f"{self._label} ended after {self._last} without reaching {expected}."
+            )
+        if pause.stop != expected:
+            raise ForwardError(
+                f"{self._label} came to {pause.stop} where {expected} was planned: the order of "
+                "modules depends on the input. Exclude the modules that are not always reached."
+            )
+        self._last = expected
+        return pause
+
+    def finish(self) -> Any:
+        """Run on to the end and return the forward's output."""
+        output = self._switch()
+        if self._handed is not None:
+            raise ForwardError(
+                f"{self._label} came to {self._handed.stop} although no stop was planned."
+            )
+        return output
+
+    def close(self) -> None:
+        """End the forward where it is; does nothing if it has ended or never began."""
+        if self:
+            self.throw()
+
+    def pause(self, stop: str, **details: Any) -> None:
+        """Called inside the forward: hand over the captures and wait to be resumed.
+
+        They are handed over by an attribute, since what is passed to ``switch`` would stay alive in
+        this frame as long as the forward is paused.
+        """
+        self._handed = Pause(stop, self.captured, **details)
+        self.captured = {}
+        assert self.parent is not None, "only a thread's main greenlet has no parent"
+        self.parent.switch()
+
+    def _switch(self) -> Any:
+        self.parent = getcurrent()  # a pause returns to whoever resumed, not to whoever created
+        try:
+            return self.switch()
+        except torch.cuda.OutOfMemoryError as error:
+            raise ForwardError(
+                f"{self._label} ran out of device memory after {self._last}: lower batch_size or "
+                "n_samples, set granularity=block (it holds less) or forward_dtype=bfloat16."
+            ) from error
+        except Exception as error:
+            raise ForwardError(
+                f"{self._label} failed after {self._last}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _current() -> SuspendedForward | None:
+    """The suspended forward that is running now, if any: other forwards pass all hooks by."""
+    current = getcurrent()
+    return current if isinstance(current, SuspendedForward) else None
+
+
+class StopPoints:
+    """The hooks of one model: put in place one by one, all taken away on exit, whatever happens.
+
+    Args:
+        model: The model to hook.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._stack = ExitStack()
+
+    def __enter__(self) -> StopPoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def at_entry(self, name: str, stop: str | None = None) -> None:
+        """Pause where the module is about to run.
+
+        Args:
+            name: The module.
+            stop: Name of the stop; by default the module's, whose input is then handed over.
+        """
+
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if forward := _current():
+                if stop is None:
+                    forward.captured[name] = Capture(_input_of(name, args, kwargs))
+                forward.pause(stop or name)
+
+        self._before(name, hook)
+
+    def at_exit(self, name: str, stop: str | None = None) -> None:
+        """Pause where the module has run; hand over its arguments and output as they are."""
+
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if forward := _current():
+                forward.pause(stop or name, call=(args, kwargs), output=output)
+
+        self._after(name, hook)
+
+    def capture(self, name: str, *, output: bool) -> None:
+        """Record the module's input, and its output if asked for, without pausing."""
+
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+            forward = _current()
+            if forward is not None and forward.capturing:
+                captured = Capture(_input_of(name, args, kwargs), result if output else None)
+                forward.captured[name] = captured
+
+        self._after(name, hook)
+
+    def probe(self, name: str) -> None:
+        """Before a block runs, run it once for its captures alone and pause; then let it run."""
+
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if forward := _current():
+                forward.capturing = True
+                module.forward(*args, **kwargs)
+                forward.capturing = False
+                forward.pause(name)
+
+        self._before(name, hook)
+
+    def _before(self, name: str, hook: Callable[..., None]) -> None:
+        handle = self._model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+        self._stack.callback(handle.remove)
+
+    def _after(self, name: str, hook: Callable[..., None]) -> None:
+        handle = self._model.get_submodule(name).register_forward_hook(hook, with_kwargs=True)
+        self._stack.callback(handle.remove)
+
+
+def _input_of(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    tensor = first_tensor(args, kwargs)
+    if tensor is None:
+        raise TypeError(f"{name} was called without a tensor")
+    return tensor
