@@ -1,0 +1,71 @@
+"""Reports of a calibration run: files, tables, figures, progress.
+
+Knows results, settings and the observer's protocol; does not know how anything was computed.
+"""
+
+from .drift import DriftChange, compare_drift, mean_final_drift, worsened, worsening_warning
+from .errors import ReportError, UnwritableDirectoryError
+from .figures import drift_figure
+from .files import (
+    atomic_file,
+    read_json,
+    require_writable,
+    write_bytes,
+    write_figure,
+    write_json,
+    write_text,
+)
+from .progress import RichProgress
+from .run_report import (
+    FORMAT_VERSION,
+    Machine,
+    ModelIdentity,
+    RunReport,
+    RunStatus,
+    TaskData,
+    collect_versions,
+    describe_machine,
+)
+from .scalars import scalars
+from .tables import (
+    PlanEstimate,
+    PlanRow,
+    module_table,
+    plan_table,
+    render_text,
+    summary_table,
+)
+
+__all__ = [
+    "FORMAT_VERSION",
+    "DriftChange",
+    "Machine",
+    "ModelIdentity",
+    "PlanEstimate",
+    "PlanRow",
+    "ReportError",
+    "RichProgress",
+    "RunReport",
+    "RunStatus",
+    "TaskData",
+    "UnwritableDirectoryError",
+    "atomic_file",
+    "collect_versions",
+    "compare_drift",
+    "describe_machine",
+    "drift_figure",
+    "mean_final_drift",
+    "module_table",
+    "plan_table",
+    "read_json",
+    "render_text",
+    "require_writable",
+    "scalars",
+    "summary_table",
+    "worsened",
+    "worsening_warning",
+    "write_bytes",
+    "write_figure",
+    "write_json",
+    "write_text",
+]

@@ -1,0 +1,171 @@
+"""Progress of a calibration: a bar on a terminal, a line now and then in a log file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+
+from ..calibration.results import ModuleResult
+from .text import format_duration, relative_name, split_index
+
+__all__ = ["RichProgress"]
+
+
+class RichProgress:
+    """An observer that shows progress and keeps the results so far.
+
+    Enter it around the loop; leaving it, also by an exception, gives the terminal back as it was.
+    A display that fails (a closed pipe, a full disk) falls silent and never stops the run.
+
+    Args:
+        console: Where to show progress; standard error by default.
+        enabled: False on ranks other than 0: results are kept, nothing is shown.
+        interval: Seconds between two lines of one block where there is no terminal. A new block
+            always gets a line.
+        clock: Returns seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        enabled: bool = True,
+        interval: float = 15.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console if console is not None else Console(stderr=True)
+        self._enabled = enabled
+        self._interval = interval
+        self._clock = clock
+        self._modules: list[ModuleResult] = []
+        self._total = 0.0
+        self._done = 0.0
+        self._block: str | None = None
+        self._started = self._last_line = clock()
+        # A dumb terminal cannot move its cursor; it gets lines, like a file.
+        animated = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._bar = _make_bar(self._console) if enabled and animated else None
+        self._bar_task = self._bar.add_task("preparing", total=None) if self._bar else None
+
+    @property
+    def modules(self) -> tuple[ModuleResult, ...]:
+        """The modules finished so far, for a partial report after an interruption."""
+        return tuple(self._modules)
+
+    def __enter__(self) -> RichProgress:
+        if self._bar is not None:
+            self._show(self._bar.start)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            # Not by way of _show: after a display error the cursor must still be given back.
+            _survives(self._bar.stop)
+        outcome = "done" if kind is None else f"stopped by {kind.__name__}"
+        self._print(
+            f"{outcome}, {len(self._modules)} modules in "
+            f"{format_duration(self._clock() - self._started)}"
+        )
+
+    def on_start(self, total_flops: float) -> None:
+        """Take the planned arithmetic as the whole of the bar."""
+        self._total = total_flops
+        self._started = self._last_line = self._clock()
+        if self._bar is not None and self._bar_task is not None:
+            bar, bar_task = self._bar, self._bar_task
+            self._show(lambda: bar.reset(bar_task, total=total_flops, description="starting"))
+
+    def on_step(self, block: str, module: str, task: str, flops: float) -> None:
+        """Show where the loop is; ``flops`` is this step's share of the total."""
+        self._done += flops
+        if self._bar is not None and self._bar_task is not None:
+            bar, bar_task, label = self._bar, self._bar_task, _label(block, module, task)
+            self._show(lambda: bar.update(bar_task, completed=self._done, description=label))
+            return
+        now = self._clock()
+        if block != self._block or now - self._last_line >= self._interval:
+            self._last_line = now
+            self._print(f"{self._state(now)}, {_label(block, module, task)}")
+        self._block = block
+
+    def on_module(self, result: ModuleResult) -> None:
+        """Keep the result."""
+        self._modules.append(result)
+
+    def _state(self, now: float) -> str:
+        elapsed = now - self._started
+        state = f"{format_duration(elapsed)} elapsed"
+        if self._total <= 0:
+            return state
+        fraction = min(self._done / self._total, 1.0)
+        if fraction > 0:
+            state += f", {format_duration(elapsed / fraction - elapsed)} left"
+        return f"{fraction:.0%}, {state}"
+
+    def _print(self, text: str) -> None:
+        # soft_wrap: one line in the log is one line of text, however long.
+        self._show(
+            lambda: self._console.print(
+                f"featcal: {text}", soft_wrap=True, markup=False, highlight=False
+            )
+        )
+
+    def _show(self, action: Callable[[], object]) -> None:
+        self._enabled = self._enabled and _survives(action)
+
+
+def _survives(action: Callable[[], object]) -> bool:
+    """Whether a piece of display could be shown; a run does not end because it could not."""
+    try:
+        action()
+    except (OSError, ValueError):  # ValueError: a closed file, or an encoding without the letter
+        return False
+    except SystemExit:  # rich's answer to a broken pipe
+        return False
+    return True
+
+
+def _make_bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn(
+            "{task.description}",
+            markup=False,
+            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+        ),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        # Steps of wide modules take long: the speed is that of the last ten minutes.
+        TimeRemainingColumn(),
+        speed_estimate_period=600,
+        refresh_per_second=4,
+        console=console,
+        expand=True,
+    )
+
+
+def _label(block: str, module: str, task: str) -> str:
+    """Task first and names short: the end of the label is cut off on a narrow terminal."""
+    prefix, index = split_index(block)
+    short = block if index is None else f"{prefix.rpartition('.')[2]}.{index}"
+    inside = relative_name(module, block)
+    # A stage outside all blocks has no block; a block taken as a whole is its own module.
+    places = (short, inside if inside != block else "")
+    return f"{task}: {' '.join(filter(None, places))}"

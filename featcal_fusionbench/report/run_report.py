@@ -1,0 +1,334 @@
+"""The record of one run: what went in, what was done to it, what came out, and what it cost."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ..calibration.results import CalibrationResult, PhaseCost, TaskDrift
+from ..calibration.settings import CalibrationSettings
+from .codec import from_json, to_json
+from .drift import DriftChange, mean_final_drift, worsened, worsening_warning
+from .errors import ReportError
+from .files import read_json, write_json
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Machine",
+    "ModelIdentity",
+    "RunReport",
+    "RunStatus",
+    "TaskData",
+    "collect_versions",
+    "describe_machine",
+]
+
+FORMAT_VERSION = 1
+_FORMAT = "featcal-run-report"
+
+RunStatus = Literal["complete", "interrupted", "failed", "planned"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelIdentity:
+    """One model that took part.
+
+    Attributes:
+        role: What it was in the merge.
+        name: Its name in the model pool; for an expert, the task.
+        source: Directory or hub id that it came from.
+        sha256: Hash of its weights; None where none was taken.
+        parameters: Number of its parameters; None where they were not counted.
+    """
+
+    role: Literal["base", "expert", "merged"]
+    name: str
+    source: str
+    sha256: str | None = None
+    parameters: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskData:
+    """The inputs of one task.
+
+    Attributes:
+        task: Name of the task.
+        source: Directory or hub id of the data set.
+        split: The split that was drawn from.
+        available: Inputs in that split; None for a stream of unknown length.
+        requested: Calibration inputs asked for.
+        used: Calibration inputs that entered the statistics.
+        indices: Their positions in the split, in the order of use.
+        heldout_indices: Positions of the inputs on which drift was measured.
+        note: Why fewer were used than asked for, or a remark.
+    """
+
+    task: str
+    source: str
+    split: str
+    available: int | None
+    requested: int
+    used: int
+    indices: tuple[int, ...] = ()
+    heldout_indices: tuple[int, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The machine that a run's times were measured on.
+
+    Attributes:
+        system: Operating system and architecture.
+        cpu: Name of the processor.
+        cores: Logical cores that this process may use.
+        threads: Threads that torch uses within one operation.
+        memory_bytes: Installed memory; None where the system does not tell.
+        gpus: Names of the GPUs that torch sees.
+    """
+
+    system: str
+    cpu: str
+    cores: int
+    threads: int
+    memory_bytes: int | None
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """Everything about one run that someone may want to know later.
+
+    Attributes:
+        status: How the run ended; ``planned`` for one that only looked ahead.
+        settings: The calibration's settings.
+        started: When it started, with a time zone.
+        finished: When it ended.
+        versions: Version of each library that matters; see ``collect_versions``.
+        machine: Where it ran; see ``describe_machine``.
+        command: The command line.
+        merger: Configuration of the upstream merger. Made JSON-safe on construction.
+        models: Base, experts and merged model.
+        data: The inputs, one entry per task.
+        result: What the loop did. Where the run did not complete, the modules that were finished.
+        drift_before: Held-out drift of the merged model.
+        drift_after: Held-out drift of the calibrated model.
+        phases: Costs of the run's phases, which do not overlap; ``result.phases`` splits the
+            calibration among them further and is not added to these.
+        warnings: What the user should know. The one about growing drift is derived, see
+            ``all_warnings``.
+        error: What ended a run that failed; empty otherwise.
+        outputs: Files written, by what they are: ``report``, ``figure``, ``model`` and so on.
+        format_version: Version of the file format.
+    """
+
+    status: RunStatus
+    settings: CalibrationSettings
+    started: datetime
+    finished: datetime | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: Machine | None = None
+    command: str = ""
+    merger: dict[str, Any] = field(default_factory=dict)
+    models: tuple[ModelIdentity, ...] = ()
+    data: tuple[TaskData, ...] = ()
+    result: CalibrationResult | None = None
+    drift_before: tuple[TaskDrift, ...] = ()
+    drift_after: tuple[TaskDrift, ...] = ()
+    phases: tuple[PhaseCost, ...] = ()
+    warnings: tuple[str, ...] = ()
+    error: str = ""
+    outputs: dict[str, str] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        for name in ("started", "finished"):
+            time = getattr(self, name)
+            if time is not None and time.tzinfo is None:
+                raise ValueError(f"{name} needs a time zone: use datetime.now(timezone.utc).")
+        # Here and not on writing, so that a report equals what is read back from its file.
+        object.__setattr__(self, "merger", to_json(self.merger))
+        object.__setattr__(self, "outputs", {key: str(path) for key, path in self.outputs.items()})
+
+    @property
+    def mean_drift_before(self) -> float | None:
+        """Mean final drift of the merged model over tasks."""
+        return mean_final_drift(self.drift_before)
+
+    @property
+    def mean_drift_after(self) -> float | None:
+        """Mean final drift of the calibrated model over tasks."""
+        return mean_final_drift(self.drift_after)
+
+    @property
+    def worsened(self) -> tuple[DriftChange, ...]:
+        """Tasks whose held-out final drift grew."""
+        return worsened(self.drift_before, self.drift_after)
+
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """The run's warnings and, last, the one about tasks that got worse."""
+        derived = worsening_warning(self.drift_before, self.drift_after, self.settings)
+        return self.warnings if derived in (None, *self.warnings) else (*self.warnings, derived)
+
+    @property
+    def modules_calibrated(self) -> int:
+        """Modules with new values."""
+        return sum(m.calibrated for m in self.result.modules) if self.result else 0
+
+    @property
+    def modules_kept(self) -> int:
+        """Planned modules that kept their merged values after all."""
+        return sum(not m.calibrated for m in self.result.modules) if self.result else 0
+
+    @property
+    def modules_skipped(self) -> int:
+        """Modules that kept their merged values by plan."""
+        return len(self.result.skipped) if self.result else 0
+
+    @property
+    def wall_seconds(self) -> float | None:
+        """Elapsed seconds from start to finish, or those of the phases while it has no finish."""
+        if self.finished is not None:
+            return (self.finished - self.started).total_seconds()
+        return sum(p.wall_seconds for p in self._costs) if self._costs else None
+
+    @property
+    def cpu_seconds(self) -> float | None:
+        """Seconds of processor time over all phases."""
+        return sum(p.cpu_seconds for p in self._costs) if self._costs else None
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Highest resident memory in any phase."""
+        return max((p.peak_memory_bytes for p in self._costs), default=None)
+
+    @property
+    def peak_device_bytes(self) -> int | None:
+        """Highest memory allocated on the accelerator in any phase; None on a CPU."""
+        peaks = (p.peak_device_bytes for p in self._costs)
+        return max((peak for peak in peaks if peak is not None), default=None)
+
+    @property
+    def _costs(self) -> tuple[PhaseCost, ...]:
+        return self.phases or (self.result.phases if self.result else ())
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The report as JSON values, with derived numbers under ``summary`` for other programs."""
+        summary = {
+            "mean_drift_before": self.mean_drift_before,
+            "mean_drift_after": self.mean_drift_after,
+            "worsened": [change.task for change in self.worsened],
+            "modules_calibrated": self.modules_calibrated,
+            "modules_kept": self.modules_kept,
+            "modules_skipped": self.modules_skipped,
+            "wall_seconds": self.wall_seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "peak_device_bytes": self.peak_device_bytes,
+            "warnings": self.all_warnings,
+        }
+        own = to_json(self)
+        return {
+            "format": _FORMAT,
+            "format_version": own.pop("format_version"),
+            "status": own.pop("status"),
+            "summary": to_json(summary),
+            **own,
+        }
+
+    def write(self, path: str | Path) -> None:
+        """Write the report as JSON, atomically."""
+        write_json(path, self.to_json_dict())
+
+    @classmethod
+    def read(cls, path: str | Path) -> RunReport:
+        """Read a report that ``write`` wrote.
+
+        Raises:
+            ReportError: The file is cut off, no report, or of another format version.
+            OSError: The file cannot be opened.
+        """
+        content = read_json(path)
+        if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
+            raise ReportError(
+                f"{path} is not a FeatCal run report: give the path of the JSON report that a run "
+                f"wrote."
+            )
+        found = content.get("format_version")
+        if found != FORMAT_VERSION:
+            raise ReportError(
+                f"{path} has format version {found!r}, and this featcal-fusionbench reads version "
+                f"{FORMAT_VERSION}: read it with the release that wrote it (the file names it "
+                f"under versions), or run again."
+            )
+        content.pop("summary", None)  # derived anew
+        try:
+            return from_json(cls, content)
+        except ReportError as error:
+            raise ReportError(
+                f"{path} is damaged: {error} Restore it from a copy, or run again."
+            ) from error
+
+
+def collect_versions() -> dict[str, str]:
+    """Versions of the libraries that decide what a run computes, ``not installed`` for the rest."""
+    versions = {"python": platform.python_version()}
+    for package in (
+        "featcal-fusionbench",
+        "fusion-bench",
+        "torch",
+        "transformers",
+        "greenlet",
+        "safetensors",
+    ):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def describe_machine() -> Machine:
+    """Look up what this process runs on."""
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return Machine(
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=_cpu_name(),
+        cores=_usable_cores(),
+        threads=torch.get_num_threads(),
+        memory_bytes=_installed_memory(),
+        gpus=tuple(torch.cuda.get_device_name(index) for index in gpus),
+    )
+
+
+def _cpu_name() -> str:
+    try:  # platform.processor() is empty or just the architecture on most Linux systems
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # respects the limits of a container or a scheduler
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _installed_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # no sysconf, or it does not know these names
+        return None
