@@ -1,0 +1,21 @@
+"""Errors of the FusionBench side. Each message names the thing at fault and the remedy."""
+
+from .calibration import CalibrationError
+
+__all__ = ["CalibrationDataError", "MergerError", "ModelPoolError", "OutputError"]
+
+
+class ModelPoolError(CalibrationError):
+    """The model pool lacks a model, or its models do not fit together."""
+
+
+class CalibrationDataError(CalibrationError):
+    """Calibration inputs are missing or cannot be read."""
+
+
+class MergerError(CalibrationError):
+    """The upstream merger does not exist, or returned something that is not one model."""
+
+
+class OutputError(CalibrationError):
+    """The output directory cannot be written to."""

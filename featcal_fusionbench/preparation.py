@@ -1,0 +1,176 @@
+"""Everything that can be checked before the long work: data, weights, plan, cost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from fusion_bench import BaseModelPool
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from .architectures import Architecture, architecture_of
+from .calibration import CalibrationSettings, Plan, build_plan
+from .calibration.estimate import Estimate, estimate_cost, measure_matmul_rate
+from .calibration.inputs import Inputs
+from .data import (
+    Batches,
+    draw,
+    load_calibration_dataset,
+    require_datasets,
+    shortfalls,
+    source_of,
+)
+from .experts import (
+    CheckedWeights,
+    check_weights,
+    floating_tensors,
+    open_weights,
+    require_base_and_experts,
+    warn_of_equal_experts,
+)
+from .report import TaskData
+
+__all__ = ["Prepared", "TaskInputs", "prepare"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TaskInputs:
+    """What was drawn for one task, and its batches."""
+
+    data: TaskData
+    calibration: Batches
+    heldout: Batches
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A calibration that is ready to start.
+
+    Attributes:
+        architecture: The architecture of the models.
+        processor: What makes inputs of raw data.
+        base_model: The base, on the host: its structure is everyone's.
+        base: Its weights.
+        experts: Checked weights by task.
+        inputs: Calibration and held-out inputs by task.
+        plan: What will be calibrated.
+        estimate: What it will take.
+        available_bytes: Free memory of the device that it will run on.
+        warnings: What the user should know.
+    """
+
+    architecture: Architecture
+    processor: Any
+    base_model: nn.Module
+    base: CheckedWeights
+    experts: Mapping[str, CheckedWeights]
+    inputs: Mapping[str, TaskInputs]
+    plan: Plan
+    estimate: Estimate
+    available_bytes: int
+    warnings: tuple[str, ...]
+
+
+def prepare(
+    pool: BaseModelPool,
+    settings: CalibrationSettings,
+    scratch: Path,
+    device: torch.device,
+    *,
+    show_progress: bool,
+) -> Prepared:
+    """Load, draw, check, plan and estimate; raise for whatever would fail later.
+
+    Args:
+        pool: The model pool; it is not changed.
+        settings: The settings.
+        scratch: Directory for weights that the pool has to assemble.
+        device: Where the calibration will run.
+        show_progress: Whether to show a bar while weights are read.
+
+    Raises:
+        CalibrationError: The pool, its data or its weights cannot be used; the message says why.
+    """
+    tasks = require_base_and_experts(pool)
+    splits = require_datasets(pool, tasks)
+    base_model = pool.load_model("_pretrained_").eval()
+    architecture = architecture_of(base_model)
+    processor = architecture.load_processor(pool)
+    prepare_inputs = architecture.prepare_inputs(processor)
+    inputs: dict[str, TaskInputs] = {}
+    examples: list[Inputs] = []  # one per task, so that unreadable data is found before long work
+    for task in tasks:
+        dataset = load_calibration_dataset(pool, task, splits[task])
+        data = draw(
+            task,
+            source_of(pool, task, splits[task]),
+            splits[task],
+            len(dataset),
+            n_samples=settings.n_samples,
+            n_heldout=settings.n_heldout,
+            seed=settings.seed,
+        )
+        inputs[task] = TaskInputs(
+            data,
+            Batches(dataset, data.indices, settings.batch_size, prepare_inputs, task),
+            Batches(dataset, data.heldout_indices, settings.batch_size, prepare_inputs, task),
+        )
+        examples.append(next(iter(Batches(dataset, data.indices[:1], 1, prepare_inputs, task))))
+
+    reference = floating_tensors(base_model)
+    base = _read(pool, "_pretrained_", reference, scratch)
+    bar = tqdm(tasks, desc="Checking experts", leave=False, disable=not show_progress)
+    experts = {task: _read(pool, task, reference, scratch) for task in bar}
+
+    plan = build_plan(base_model, examples[0], settings, architecture.row_rules(settings))
+    estimate = estimate_cost(
+        plan,
+        base_model,
+        settings,
+        tasks=len(tasks),
+        input_bytes=sum(v.nbytes for v in examples[0].values() if isinstance(v, Tensor)),
+        flops_per_second=measure_matmul_rate(device),
+    )
+    available = _available_bytes(device)
+    warnings = [w for task in tasks for w in shortfalls(inputs[task].data, settings.n_heldout)]
+    warnings += warn_of_equal_experts(experts)
+    if estimate.memory_bytes > available:
+        warnings.append(
+            f"about {estimate.memory_bytes / 2**30:.1f} GiB will be needed and "
+            f"{available / 2**30:.1f} GiB are free: lower n_samples, or set "
+            "granularity=block, whose paused forwards hold less."
+        )
+    return Prepared(
+        architecture,
+        processor,
+        base_model,
+        base,
+        experts,
+        inputs,
+        plan,
+        estimate,
+        available,
+        tuple(warnings),
+    )
+
+
+def _read(
+    pool: BaseModelPool, name: str, reference: Mapping[str, Tensor], scratch: Path
+) -> CheckedWeights:
+    weights, source = open_weights(pool, name, reference, scratch)
+    role = "base" if name == "_pretrained_" else "expert"
+    return check_weights(role, name, weights, source, reference)
+
+
+def _available_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available

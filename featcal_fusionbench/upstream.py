@@ -1,0 +1,178 @@
+"""The merged model to calibrate: from an upstream merger, a saved checkpoint, or the pool."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import lightning
+import torch
+from fusion_bench import BaseModelPool, import_object, instantiate
+from fusion_bench.compat.method import load_algorithm_from_config
+from fusion_bench.utils.lazy_state_dict import LazyStateDict
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from .errors import MergerError, ModelPoolError
+from .experts import checkpoint_weights, floating_tensors
+
+__all__ = ["MergedSource", "make_merger"]
+
+
+def make_merger(config: Any, program: Any, fabric: lightning.Fabric) -> Any:
+    """Instantiate an upstream merger as FusionBench's program would.
+
+    Args:
+        config: Configuration of any FusionBench method, with ``_target_`` or, as AdaMerging has it,
+            with ``name``; or a method already made.
+        program: The running program, or None.
+        fabric: The fabric that the merger shares.
+
+    Raises:
+        MergerError: There is no such method.
+    """
+    if config is None:
+        raise MergerError(
+            "no upstream merger is set: give one, e.g. `method@method.merger=task_arithmetic`."
+        )
+    merger = config
+    if isinstance(config, Mapping | DictConfig):
+        config = OmegaConf.create(dict(config)) if not isinstance(config, DictConfig) else config
+        try:
+            if "_target_" in config:
+                import_object(config["_target_"])
+                merger = instantiate(config, _recursive_=config.get("_recursive_", False))
+            else:
+                merger = load_algorithm_from_config(config)
+        except Exception as error:
+            named = config.get("_target_", config.get("name", config))
+            raise MergerError(
+                f"the upstream merger {named!r} cannot be made: {type(error).__name__}: {error}. "
+                "`method@method.merger=<name>` takes any of FusionBench's methods."
+            ) from error
+    for name, value in (("_program", program), ("_fabric_instance", fabric), ("_fabric", fabric)):
+        if hasattr(merger, name) and value is not None:
+            setattr(merger, name, value)
+    return merger
+
+
+class MergedSource:
+    """Where the merged model comes from; looked up before anything is loaded.
+
+    Args:
+        pool: The model pool; it is not changed, and mergers see a view of it.
+        merger: The upstream merger, used where neither of the next two is given.
+        merged_model: Path or hub id of a merged checkpoint. A pool with a ``_merged_`` entry gives
+            that one.
+    """
+
+    def __init__(self, pool: BaseModelPool, merger: Any, merged_model: str | None) -> None:
+        self._pool = pool
+        self._merger = merger
+        self._merged_model = merged_model
+        if merged_model is not None:
+            self.description = merged_model
+        elif pool.has_merged:
+            self.description = "the model pool's `_merged_`"
+        else:
+            self.description = f"{type(merger).__name__}, run by this method"
+
+    @property
+    def runs_merger(self) -> bool:
+        """Whether an upstream merger is to be run."""
+        return self._merged_model is None and not self._pool.has_merged
+
+    def load(self, base: nn.Module) -> nn.Module:
+        """The merged model: a model of its own, on the host, in evaluation mode, without gradients.
+
+        Args:
+            base: The base, for its structure.
+
+        Raises:
+            MergerError: What the merger returned is not one model of the base's structure.
+            ModelPoolError: The checkpoint does not fit the base.
+        """
+        if self._merged_model is not None:
+            merged = self._from_checkpoint(base, self._merged_model)
+        elif self._pool.has_merged:
+            merged = self._one_model(_pool_view(self._pool).load_model("_merged_"), base)
+        else:
+            merged = self._one_model(self._merger.run(_pool_view(self._pool)), base)
+        return merged.requires_grad_(False).eval()
+
+    def _from_checkpoint(self, base: nn.Module, source: str) -> nn.Module:
+        reference = floating_tensors(base)
+        platform = getattr(self._pool, "_platform", "hf")
+        weights = checkpoint_weights(source, reference, platform=platform)
+        if weights is None:
+            raise ModelPoolError(
+                f"merged_model={source!r}: no safetensors file with the base's "
+                f"{len(reference)} tensors is there. Save the merged model with save_pretrained; "
+                "pickled checkpoints are not read."
+            )
+        return _with_weights(base, weights, source)
+
+    def _one_model(self, result: Any, base: nn.Module) -> nn.Module:
+        if isinstance(result, LazyStateDict):
+            return _with_weights(base, result, "the merger's lazy state dict")
+        name = f"{self.description} returned"
+        if not isinstance(result, nn.Module):
+            raise MergerError(
+                f"{name} {_what(result)}, not one model: it cannot be calibrated. Use a merger "
+                "that returns a single model, or set method.merged_model=<path> to one of them."
+            )
+        expected, found = set(floating_tensors(base)), set(floating_tensors(result))
+        if expected != found:
+            raise MergerError(
+                f"{name} a {type(result).__name__} whose parameters are not the base's "
+                f"({len(found - expected)} more, {len(expected - found)} missing): ensembles, "
+                "mixtures of experts and wrappers cannot be calibrated. Use a merger that returns "
+                "a model of the base's architecture."
+            )
+        return result
+
+
+def _what(result: Any) -> str:
+    if isinstance(result, Mapping):
+        return f"a {type(result).__name__} with the keys {', '.join(map(str, list(result)[:5]))}"
+    if isinstance(result, list | tuple):
+        return f"a {type(result).__name__} of {len(result)}"
+    return f"a {type(result).__name__}"
+
+
+def _with_weights(base: nn.Module, weights: Mapping[str, Tensor], source: str) -> nn.Module:
+    """A copy of the base with other weights, compared name by name and shape by shape."""
+    model = copy.deepcopy(base)
+    with torch.no_grad():
+        for name, target in floating_tensors(model).items():
+            value = weights[name]
+            if value.shape != target.shape:
+                raise ModelPoolError(
+                    f"{source}: {name} has shape {tuple(value.shape)}, the base "
+                    f"{tuple(target.shape)}: it is of another architecture."
+                )
+            target.copy_(value)
+    return model
+
+
+def _pool_view(pool: BaseModelPool) -> BaseModelPool:
+    """The pool as a merger may see it: model instances are copied as they are loaded.
+
+    Several of FusionBench's mergers write into the models that the pool returns, which for a pool
+    of instances are the pool's own.
+    """
+    if not pool.has_instance_models:
+        return pool
+    view = copy.copy(pool)
+    view._models = copy.copy(pool._models)
+
+    def load_model(model_name_or_config: Any, *args: Any, **kwargs: Any) -> nn.Module:
+        model = pool.load_model(model_name_or_config, *args, **kwargs)
+        is_instance = isinstance(model_name_or_config, str) and isinstance(
+            pool._models.get(model_name_or_config), nn.Module
+        )
+        return copy.deepcopy(model) if is_instance else model
+
+    view.load_model = load_model
+    return view
