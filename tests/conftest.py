@@ -17,9 +17,16 @@ os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="featcal-datasets-")
 atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 
 import pytest  # noqa: E402
+import torch  # noqa: E402
 from pico import Pico, build_pico  # noqa: E402
 
 from featcal_fusionbench.compat import apply_transformers_shim  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Models of a few thousand weights are slower on two threads than on one."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

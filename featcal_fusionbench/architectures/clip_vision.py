@@ -30,6 +30,9 @@ class ClassTokenRows:
 
     others: float
 
+    def __str__(self) -> str:
+        return f"class token 1, others {self.others:g}"
+
     def __call__(self, features: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """Row weights of features of shape (batch, tokens, width)."""
         weights = torch.full(features.shape[:-1], self.others, device=features.device)

@@ -1,0 +1,116 @@
+"""Weights by name: where they are read from and what is checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from pico import Pico
+from safetensors.torch import save_file
+from torch import Tensor
+
+from featcal_fusionbench.calibration import WeightsError
+from featcal_fusionbench.experts import (
+    SafetensorsWeights,
+    check_weights,
+    checkpoint_weights,
+    floating_tensors,
+    open_weights,
+)
+
+
+def equal(found: object, expected: dict[str, Tensor]) -> bool:
+    assert found is not None
+    return all(torch.equal(found[name], value) for name, value in expected.items())  # type: ignore[index]
+
+
+def test_instances_are_read_in_place(pico: Pico, tmp_path: Path) -> None:
+    pool = pico.instance_pool()
+    reference = floating_tensors(pool.load_model("_pretrained_"))
+    weights, source = open_weights(pool, pico.tasks[0], reference, tmp_path)
+    model = pool.load_model(pico.tasks[0])
+    name = next(iter(reference))
+    assert weights[name].data_ptr() == model.state_dict()[name].data_ptr()
+    assert "CLIPVisionModel" in source and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("as_config", [False, True])
+def test_checkpoints_are_read_in_place(pico: Pico, tmp_path: Path, as_config: bool) -> None:
+    pool = pico.instance_pool()
+    reference = floating_tensors(pool.load_model("_pretrained_"))
+    path = str(pico.expert(pico.tasks[0]))
+    entry = {
+        "_target_": "transformers.CLIPVisionModel.from_pretrained",
+        "pretrained_model_name_or_path": path,
+    }
+    pool._models[pico.tasks[0]] = OmegaConf.create(entry) if as_config else path
+    weights, source = open_weights(pool, pico.tasks[0], reference, tmp_path)
+    assert isinstance(weights, SafetensorsWeights) and source == path
+    assert not list(tmp_path.iterdir())  # nothing was laid down
+    assert equal(weights, floating_tensors(pico.load_expert(pico.tasks[0])))
+
+
+def test_a_whole_clip_serves_as_base(pico: Pico) -> None:
+    base = floating_tensors(pico.load_base())
+    assert equal(checkpoint_weights(str(pico.base), base), base)
+
+
+def test_what_the_pool_assembles_is_laid_down(
+    pico: Pico, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = pico.instance_pool()
+    reference = floating_tensors(pool.load_model("_pretrained_"))
+    expert = pico.load_expert(pico.tasks[0])
+    pool._models[pico.tasks[0]] = {"_target_": "somewhere.make_model", "rank": 4}
+    monkeypatch.setattr(pool, "load_model", lambda name: expert)
+    weights, source = open_weights(pool, pico.tasks[0], reference, tmp_path)
+    assert "somewhere.make_model" in source
+    assert [path.name for path in tmp_path.iterdir()] == [f"{pico.tasks[0]}.safetensors"]
+    assert equal(weights, floating_tensors(expert))
+
+
+def test_sharded_checkpoints_are_read(pico: Pico, tmp_path: Path) -> None:
+    tensors = floating_tensors(pico.load_base())
+    names = sorted(tensors)
+    shards = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for file, keys in shards.items():
+        save_file({key: tensors[key].clone() for key in keys}, tmp_path / file)
+    index = {"weight_map": {key: file for file, keys in shards.items() for key in keys}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert equal(checkpoint_weights(str(tmp_path), tensors), tensors)
+
+
+def test_another_architecture_is_no_match(pico: Pico, tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    assert checkpoint_weights(str(tmp_path), floating_tensors(pico.load_base())) is None
+    assert checkpoint_weights(str(tmp_path / "missing"), {"weight": torch.ones(2)}) is None
+
+
+def test_all_that_is_wrong_stands_in_one_message() -> None:
+    reference = {name: torch.ones(2, 2) for name in ("a", "b", "c", "d")}
+    weights = {
+        "a": torch.full((2, 2), torch.nan),
+        "b": torch.ones(3, 2),
+        "c": torch.ones(2, 2, device="meta"),
+        "d": torch.ones(2, 2),
+    }
+    with pytest.raises(WeightsError) as caught:
+        check_weights("expert", "svhn", weights, "somewhere", reference)
+    message = str(caught.value)
+    for part in ("svhn", "somewhere", "b (3, 2) for (2, 2)", "meta", "NaN or Inf: a"):
+        assert part in message
+
+
+def test_digest_tells_weights_apart_and_ignores_where_they_lie(pico: Pico) -> None:
+    reference = floating_tensors(pico.load_base())
+    task, other = pico.tasks[:2]
+
+    def digest(weights: object) -> str | None:
+        return check_weights("expert", "x", weights, "s", reference).identity.sha256  # type: ignore[arg-type]
+
+    on_disk = checkpoint_weights(str(pico.expert(task)), reference)
+    assert digest(on_disk) == digest(floating_tensors(pico.load_expert(task)))
+    assert digest(on_disk) != digest(floating_tensors(pico.load_expert(other)))
