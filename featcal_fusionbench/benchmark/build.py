@@ -1,0 +1,188 @@
+"""Make a build: images, base, experts; each part atomically, and only if it is not there yet.
+
+Layout of a build's directory::
+
+    recipe.json              what it was made with
+    data/<task>.npz          train and test images of a task
+    clip/                    the base: a CLIPModel with its processor
+    experts/<task>/          an expert: a CLIPVisionModel
+    evaluation/<row>.json    accuracies of the base and the experts, once measured
+
+An interrupted build goes on where it stopped: finished parts are kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from torch import Tensor
+from transformers import CLIPModel, CLIPProcessor, CLIPTokenizer, CLIPVisionModel
+
+from featcal_fusionbench.benchmark.checkpoint import save_base, save_tower
+from featcal_fusionbench.benchmark.images import task_arrays
+from featcal_fusionbench.benchmark.recipe import Recipe, default_link
+from featcal_fusionbench.benchmark.storage import atomic_directory, atomic_file, replace_link
+from featcal_fusionbench.benchmark.tasks import TASKS, Task, load_split
+from featcal_fusionbench.benchmark.text import untrained_base, write_processor
+from featcal_fusionbench.benchmark.tower import (
+    IMAGE_MEAN,
+    IMAGE_STD,
+    pretrained_tower,
+    vision_transformer,
+)
+from featcal_fusionbench.benchmark.train import (
+    class_embeddings,
+    normalise,
+    pooled_features,
+    seeded,
+    tune_expert,
+    tune_text,
+)
+
+
+@dataclass(frozen=True)
+class Build:
+    """Paths of a build."""
+
+    directory: Path
+
+    @property
+    def clip(self) -> Path:
+        """The base model and its processor."""
+        return self.directory / "clip"
+
+    def data(self, task: str) -> Path:
+        """Images of a task."""
+        return self.directory / "data" / f"{task}.npz"
+
+    def expert(self, task: str) -> Path:
+        """Expert of a task."""
+        return self.directory / "experts" / task
+
+    def evaluation(self, row: str) -> Path:
+        """Accuracies of a row that depends on the build alone."""
+        return self.directory / "evaluation" / f"{row}.json"
+
+
+def build(recipe: Recipe) -> Build:
+    """Return the recipe's build, making what is missing, with progress shown.
+
+    Raises:
+        FetchError: a package file could not be downloaded, or is another one.
+        ImportError: the optional extra ``benchmark`` is not installed.
+    """
+    parts = Build(recipe.directory())
+    parts.directory.mkdir(parents=True, exist_ok=True)
+    with atomic_file(parts.directory / "recipe.json") as scratch:
+        scratch.write_text(json.dumps(dataclasses.asdict(recipe), indent=2))
+    columns = (
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as progress:
+        for task in progress.track(TASKS.values(), description="images"):
+            if not parts.data(task.name).is_file():
+                with atomic_file(parts.data(task.name)) as scratch:
+                    np.savez_compressed(scratch, allow_pickle=False, **task_arrays(task, recipe))
+        if not parts.clip.is_dir():
+            _make_base(parts, recipe, progress)
+        for task in TASKS.values():
+            if not parts.expert(task.name).is_dir():
+                _make_expert(parts, task, recipe, progress)
+    if recipe == Recipe():
+        replace_link(default_link(), parts.directory)
+    return parts
+
+
+def _make_base(parts: Build, recipe: Recipe, progress: Progress) -> None:
+    """Convert the pretrained tower, tune the text side to its frozen features, save both."""
+    bar = progress.add_task("base: text tower (LiT)", total=recipe.text.steps)
+    tower = pretrained_tower(recipe.image_size)
+    with atomic_directory(parts.clip) as scratch, seeded(recipe.seed):
+        write_processor(scratch, recipe.image_size)
+        tokenizer = _tokenizer(scratch)
+        model = untrained_base(tower.config, tokenizer, recipe)
+        vision_transformer(model.vision_model).load_state_dict(
+            vision_transformer(tower).state_dict()
+        )
+        pixels, targets = _few_labelled(parts, recipe.text.images_per_class)
+        features = pooled_features(tower, pixels)
+        tune_text(
+            model,
+            tokenizer,
+            features,
+            targets,
+            recipe.text,
+            recipe.seed,
+            advance=lambda: progress.advance(bar),
+        )
+        save_base(model, scratch)
+
+
+def _few_labelled(parts: Build, per_class: int) -> tuple[Tensor, Tensor]:
+    """The first training images of every class of every task.
+
+    Returns:
+        pixels (n, 3, side, side) and targets (n,), counted over the classes of all tasks.
+    """
+    pixels, targets, offset = [], [], 0
+    for task in TASKS.values():
+        images, labels = _pixels_and_labels(parts, task)
+        for label in range(len(task.classnames)):
+            chosen = (labels == label).nonzero().flatten()[:per_class]
+            pixels.append(images[chosen])
+            targets.append(torch.full((len(chosen),), offset + label))
+        offset += len(task.classnames)
+    return torch.cat(pixels), torch.cat(targets)
+
+
+def _pixels_and_labels(parts: Build, task: Task) -> tuple[Tensor, Tensor]:
+    """The train split as the processor would hand it over, in one tensor."""
+    split = load_split(task.name, "train", parts.directory)
+    pixels = normalise(torch.from_numpy(split.images), IMAGE_MEAN, IMAGE_STD)
+    return pixels, torch.from_numpy(split.labels)
+
+
+def _tokenizer(directory: Path) -> CLIPTokenizer:
+    return CLIPProcessor.from_pretrained(directory).tokenizer
+
+
+def _make_expert(parts: Build, task: Task, recipe: Recipe, progress: Progress) -> None:
+    """Fine-tune a copy of the base's vision tower on one task and save it."""
+    bar = progress.add_task(f"expert: {task.name}", total=recipe.expert.steps)
+    base = CLIPModel.from_pretrained(parts.clip)
+    expert = CLIPVisionModel.from_pretrained(parts.clip)
+    head = class_embeddings(base.eval(), _tokenizer(parts.clip), task)
+    pixels, labels = _pixels_and_labels(parts, task)
+    with seeded(recipe.seed):
+        tune_expert(
+            expert,
+            base,
+            head,
+            pixels,
+            labels,
+            recipe.expert,
+            # a stream of batches of its own for every task and seed
+            seed=1000 * recipe.seed + list(TASKS).index(task.name),
+            advance=lambda: progress.advance(bar),
+        )
+    with atomic_directory(parts.expert(task.name)) as scratch:
+        save_tower(expert, scratch)

