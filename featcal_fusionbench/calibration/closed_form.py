@@ -94,27 +94,31 @@ def factorise(gram: Tensor, ridge_lambda: float, epsilon: float, *, name: str) -
             if int(info) == 0:
                 largest, smallest = _extreme_eigenvalues(matrix, cholesky)
                 if ridge_lambda == 0:
-                    _require_full_rank(smallest, largest, epsilon, matrix, name)
+                    _require_full_rank(smallest, largest, epsilon, system, name)
                 return Factor(system, cholesky, damping * scale, largest / smallest)
         if ridge_lambda == 0:
             break
     raise SingularSystemError(
-        f"{name}: the system cannot be factorised at ridge_lambda={ridge_lambda:g}, likely because "
-        "there are fewer rows than input features, or collinear features. Raise ridge_lambda or "
-        "n_samples, or set statistics_dtype=float64."
+        f"{name}: the system is singular to working precision at ridge_lambda={ridge_lambda:g}, "
+        "likely because there are fewer rows than input features, or collinear features. Raise "
+        "ridge_lambda or n_samples, or set statistics_dtype=float64."
     )
 
 
 def _require_full_rank(
-    smallest: float, largest: float, epsilon: float, matrix: Tensor, name: str
+    smallest: float, largest: float, epsilon: float, system: Tensor, name: str
 ) -> None:
-    """Refuse λ = 0 where only ε or rounding keeps the system away from singularity."""
-    rounding = matrix.shape[0] * torch.finfo(matrix.dtype).eps * largest
+    """Refuse λ = 0 where only ε or rounding keeps the system away from singularity.
+
+    The rounding is that of the sums: factorising them in float64 does not undo it.
+    """
+    rounding = system.shape[0] * torch.finfo(system.dtype).eps * largest
     if smallest <= 2 * epsilon + rounding:
         raise SingularSystemError(
             f"{name}: the system is singular at ridge_lambda=0 (smallest eigenvalue about "
-            f"{smallest:.1e}, largest {largest:.1e}): the calibration inputs do not span the input "
-            "features. Set ridge_lambda above 0 or raise n_samples."
+            f"{smallest:.1e}, largest {largest:.1e}, rounding {rounding:.1e}): the calibration "
+            "inputs do not span the input features. Set ridge_lambda above 0, raise n_samples, or "
+            "set statistics_dtype=float64."
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .errors import ForwardError
 from .expert_path import ExpertPath, Weights
 from .inputs import Inputs, place_inputs
 from .plan import Block
@@ -136,9 +137,13 @@ def _measure_batch(
 
 def _hidden(output: Any) -> Tensor:
     """A block's hidden states: transformers 4 returns them in a tuple, 5 mostly as they are."""
-    return (
-        output if isinstance(output, Tensor) else next(v for v in output if isinstance(v, Tensor))
-    )
+    if isinstance(output, Tensor):
+        return output
+    values = output.values() if isinstance(output, Mapping) else output
+    hidden = next((value for value in values if isinstance(value, Tensor)), None)
+    if hidden is None:
+        raise ForwardError(f"an output of type {type(output).__name__} holds no tensor to compare.")
+    return hidden
 
 
 def _sum_of_squares(tensor: Tensor) -> Tensor:

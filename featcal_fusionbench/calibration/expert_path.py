@@ -40,17 +40,16 @@ class ExpertPath:
     """
 
     def __init__(self, merged: nn.Module, trace: Trace) -> None:
+        self._buffers = {  # tables computed by the model, in no checkpoint
+            name: buffer
+            for name, buffer in merged.named_buffers(remove_duplicate=False)
+            if buffer.is_floating_point() and name not in merged.state_dict()
+        }
         tensors = [*merged.parameters(), *merged.buffers()]
         # deepcopy takes the placeholders for the tensors already copied
         memo: dict[int, Tensor] = {id(p): _absent(p) for p in tensors if p.is_floating_point()}
+        memo |= {id(buffer): buffer.clone() for buffer in self._buffers.values()}
         self.model = copy.deepcopy(merged, memo).eval()
-        self._buffers = {
-            name: buffer
-            for name, buffer in merged.named_buffers()
-            if buffer.is_floating_point() and name not in merged.state_dict()
-        }
-        for name, buffer in self._buffers.items():  # tables computed by the model, in no checkpoint
-            _set(self.model, name, buffer.clone())
         self._holders = tuple(_holders(merged, trace))
         self._names = {
             holder.module: tuple(_own_tensors(merged, holder.module, self._buffers))

@@ -228,14 +228,14 @@ class _Run:
         parameters: Mapping[str, ExpertParameters],
     ) -> None:
         name = group.leader.name
-        features = cal.captures[name].input
+        features = cal.capture_of(name).input
         rows = None if group.rule is None else group.rule(features, pair.inputs)
         if isinstance(total, NormSums):
             total.update(self._merged.get_submodule(name), features, rows)
             return
         exp = exp_output = None
         if expert is not None:
-            capture = expert.captures[name]
+            capture = expert.capture_of(name)
             exp, exp_output = capture.input, capture.output
             bias = parameters[name].bias
             if exp_output is not None and bias is not None:
@@ -273,7 +273,7 @@ class _Run:
             factor = closed_form.factorise(
                 total.gram, lam, settings.epsilon, name=group.leader.name
             )
-        except SingularSystemError as error:
+        except (NonFiniteError, SingularSystemError) as error:
             if settings.on_failure == "raise":
                 raise
             return [_Outcome(note=str(error))] * len(group.modules)
@@ -283,22 +283,22 @@ class _Run:
             rhs = total.rhs.pop(module.name).add_(weight_anchor.T, alpha=lam)
             try:
                 solution = closed_form.solve_weight(factor, rhs, name=module.name)
+                values = {"weight": solution.value}
+                if module.has_bias and settings.calibrate_bias:
+                    values["bias"] = closed_form.solve_bias(
+                        total.expert_bias[module.name],
+                        total.mean_cal,
+                        total.task_weight,
+                        solution.value,
+                        lam,
+                        self._anchor(module, "bias"),
+                    )
+                change = self._write(module, values)
             except NonFiniteError as error:
                 if settings.on_failure == "raise":
                     raise
                 outcomes.append(_Outcome(note=str(error)))
                 continue
-            change = self._write(module, "weight", solution.value)
-            if module.has_bias and settings.calibrate_bias:
-                bias = closed_form.solve_bias(
-                    total.expert_bias[module.name],
-                    total.mean_cal,
-                    total.task_weight,
-                    solution.value,
-                    lam,
-                    self._anchor(module, "bias"),
-                )
-                self._write(module, "bias", bias)
             note = "" if factor.damping == 0 else "damped: raise ridge_lambda or n_samples"
             now = time.perf_counter()
             outcomes.append(
@@ -322,8 +322,9 @@ class _Run:
             time.perf_counter(),
         )
         gain_anchor = self._anchor(module, "weight")
+        values = {}
         if module.has_bias:
-            gain, shift = closed_form.solve_layer_norm(
+            values["weight"], values["bias"] = closed_form.solve_layer_norm(
                 total.moments,
                 total.expert_gain,
                 total.expert_shift,
@@ -333,12 +334,16 @@ class _Run:
                 self._anchor(module, "bias"),
                 epsilon,
             )
-            self._write(module, "bias", shift)
         else:
-            gain = closed_form.solve_rms_norm(
+            values["weight"] = closed_form.solve_rms_norm(
                 total.moments[0], total.expert_gain, lam, gain_anchor, epsilon
             )
-        change = self._write(module, "weight", gain)
+        try:
+            change = self._write(module, values)
+        except NonFiniteError as error:
+            if self._settings.on_failure == "raise":
+                raise
+            return _Outcome(note=str(error))
         seconds = time.perf_counter() - started
         return _Outcome(relative_change=change, seconds=seconds, calibrated=True)
 
@@ -348,17 +353,20 @@ class _Run:
         base = self._base[name].detach().to(self._device, self._dtype)
         return closed_form.anchor(merged, base, self._settings.anchor_rho)
 
-    def _write(self, module: PlannedModule, leaf: str, value: Tensor) -> float:
-        """Overwrite a parameter; return the relative change in Frobenius norm."""
-        parameter = self._merged.get_parameter(f"{module.name}.{leaf}")
-        before = parameter.to(self._dtype)
-        if not bool(torch.isfinite(value).all()):
-            raise NonFiniteError(
-                f"{module.name}.{leaf}: the solution holds NaN or Inf; check the experts' weights."
-            )
-        change = float((value - before).norm() / before.norm().clamp_min(self._settings.epsilon))
-        parameter.copy_(value)
-        return change
+    def _write(self, module: PlannedModule, values: Mapping[str, Tensor]) -> float:
+        """Overwrite all parameters or none; return the weight's relative change in norm."""
+        for leaf, value in values.items():
+            if not bool(torch.isfinite(value).all()):
+                raise NonFiniteError(
+                    f"{module.name}.{leaf}: the solution holds NaN or Inf; check the experts' "
+                    "weights."
+                )
+        before = self._merged.get_parameter(f"{module.name}.weight").to(self._dtype)
+        change = (values["weight"] - before).norm()
+        relative = float(change / before.norm().clamp_min(self._settings.epsilon))
+        for leaf, value in values.items():
+            self._merged.get_parameter(f"{module.name}.{leaf}").copy_(value)
+        return relative
 
     def _finish(self, on_output: OnOutput) -> None:
         for task, pairs in self._pairs.items():

@@ -210,9 +210,10 @@ def build_plan(
     blocks = _blocks_in_order(model, trace)
     selection = _Selection(model, trace, blocks, settings)
     if not selection.chosen:
+        first = {skipped.reason: skipped.name for skipped in reversed(selection.skipped)}
         raise PlanError(
             "no module is left to calibrate. Check include and exclude; reasons: "
-            + "; ".join(f"{s.name}: {s.reason}" for s in selection.skipped[:5])
+            + "; ".join(f"{reason}, e.g. {name}" for reason, name in reversed(first.items()))
         )
     batch = next((call.input_shape[0] for call in trace.calls if call.input_shape), 1)
     groups = [

@@ -21,6 +21,10 @@ from .trace import first_tensor
 
 __all__ = ["Capture", "Pause", "StopPoints", "SuspendedForward"]
 
+_UNLIKE_THE_TRACE = (
+    "the order of modules depends on the input. Exclude the modules that are not always reached."
+)
+
 
 @dataclass(frozen=True)
 class Capture:
@@ -35,16 +39,30 @@ class Pause:
     """What a paused forward hands over.
 
     Attributes:
+        forward: Names path, task and batch in error messages.
         stop: Name of the stop.
         captures: Captures by module name.
         call: Positional and keyword arguments of a module stopped at its exit.
         output: Its output.
     """
 
+    forward: str
     stop: str
     captures: Mapping[str, Capture]
     call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     output: Any = None
+
+    def capture_of(self, module: str) -> Capture:
+        """The capture of one module.
+
+        Raises:
+            ForwardError: The forward came here without running it.
+        """
+        if module not in self.captures:
+            raise ForwardError(
+                f"{self.forward} came to {self.stop} without reaching {module}: {_UNLIKE_THE_TRACE}"
+            )
+        return self.captures[module]
 
 
 class SuspendedForward(greenlet):
@@ -77,12 +95,13 @@ class SuspendedForward(greenlet):
         pause, self._handed = self._handed, None
         if pause is None:
             raise ForwardError(
-                f"{self._label} ended after {self._last} without reaching {expected}."
+                f"{self._label} ended after {self._last} without reaching {expected}: "
+                f"{_UNLIKE_THE_TRACE}"
             )
         if pause.stop != expected:
             raise ForwardError(
-                f"{self._label} came to {pause.stop} where {expected} was planned: the order of "
-                "modules depends on the input. Exclude the modules that are not always reached."
+                f"{self._label} came to {pause.stop} where {expected} was planned: "
+                f"{_UNLIKE_THE_TRACE}"
             )
         self._last = expected
         return pause
@@ -107,7 +126,7 @@ class SuspendedForward(greenlet):
         They are handed over by an attribute, since what is passed to ``switch`` would stay alive in
         this frame as long as the forward is paused.
         """
-        self._handed = Pause(stop, self.captured, **details)
+        self._handed = Pause(self._label, stop, self.captured, **details)
         self.captured = {}
         assert self.parent is not None, "only a thread's main greenlet has no parent"
         self.parent.switch()
@@ -181,6 +200,8 @@ class StopPoints:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             forward = _current()
             if forward is not None and forward.capturing:
+                if name in forward.captured:
+                    raise ForwardError(f"{name} ran once more than planned: {_UNLIKE_THE_TRACE}")
                 captured = Capture(_input_of(name, args, kwargs), result if output else None)
                 forward.captured[name] = captured
 
