@@ -7,7 +7,8 @@ measured in the same run, and the peak of memory above the loaded models, as a t
     python scripts/benchmark_speed.py --shape clip-vit-base-patch32 --tasks 8 --n 256 --blocks 3
 
 Weights are random: the arithmetic does not depend on them. Few blocks suffice: interior blocks cost
-the same each, the last one differs in its row weights.
+the same each, the last one differs in its row weights. CPU-seconds of several threads hold what
+they spend waiting for each other: on a busy machine measure with --threads 1.
 """
 
 from __future__ import annotations
@@ -181,6 +182,7 @@ def perturbed(model: nn.Module, seed: int) -> dict[str, Tensor]:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """One calibration, measured."""
     torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     shape = SHAPES[options.shape]
     config = CLIPVisionConfig(**shape, num_hidden_layers=options.blocks)
@@ -277,6 +279,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=256, help="inputs per task")
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--granularity", choices=["module", "block"], default="module")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--forward-dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--statistics-dtype", choices=["float32", "float64"], default="float32")

@@ -35,7 +35,8 @@ class ClassTokenRows:
 
     def __call__(self, features: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """Row weights of features of shape (batch, tokens, width)."""
-        weights = torch.full(features.shape[:-1], self.others, device=features.device)
+        dtype = torch.promote_types(features.dtype, torch.float32)
+        weights = torch.full(features.shape[:-1], self.others, dtype=dtype, device=features.device)
         weights[..., 0] = 1.0
         return weights
 

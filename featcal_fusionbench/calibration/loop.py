@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from . import closed_form
 from .clock import PhaseClock
-from .errors import NonFiniteError, SingularSystemError
+from .errors import CalibrationError, NonFiniteError, SingularSystemError
 from .expert_path import ExpertPath, Weights
 from .inputs import Inputs, place_inputs
 from .observer import Observer, SilentObserver
@@ -67,6 +67,8 @@ def calibrate(
         CalibrationError: With the task, block and module at fault. Modules solved before keep
             their new values.
     """
+    if missing := [task for task in experts if task not in data]:
+        raise CalibrationError(f"no calibration inputs for {', '.join(missing)}.")
     run = _Run(merged, base, experts, data, plan, settings, observer, clock, on_output)
     return run.calibrate()
 
@@ -168,6 +170,8 @@ class _Run:
                         partial(expert, **inputs), f"the expert's forward of {of}", capturing=True
                     )
                     pairs.append(_Pair(inputs, cal, exp))
+            if not pairs:
+                raise CalibrationError(f"task {task} has no calibration inputs.")
         return self._pairs[task]
 
     def _new_sums(self, group: Group) -> LinearSums | NormSums:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections import Counter
@@ -250,7 +251,10 @@ def _kind(module: nn.Module) -> ModuleKind | None:
     # transformers' RMSNorms (Llama, Qwen, T5, …) share no base class, but this attribute
     is_rms = isinstance(module, nn.RMSNorm) or hasattr(module, "variance_epsilon")
     is_leaf = isinstance(weight, Tensor) and weight.dim() == 1 and not list(module.children())
-    return "rms_norm" if is_rms and is_leaf and getattr(module, "bias", None) is None else None
+    # a second argument is a gate (Mamba's norms), which the closed form does not know
+    is_plain = len(inspect.signature(module.forward).parameters) == 1
+    has_gain_only = is_leaf and is_plain and getattr(module, "bias", None) is None
+    return "rms_norm" if is_rms and has_gain_only else None
 
 
 class _Selection:
