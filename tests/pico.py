@@ -147,23 +147,27 @@ class Pico:
         finally:
             HydraConfig.instance().cfg = before
 
-    def run_cli(self, *overrides: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    def run_cli(
+        self, *overrides: str, cwd: Path, python: str | Path = sys.executable
+    ) -> subprocess.CompletedProcess[str]:
         """Run the installed `fusion_bench` command on this family.
 
         Args:
             overrides: Hydra overrides and flags; `method=...` is the caller's.
             cwd: directory to run in; outputs go to `outputs/` below it.
+            python: interpreter to run it with.
 
         Returns:
             The finished process with stdout and stderr in one text; check its `returncode`.
         """
-        return run_fusion_bench(
-            ["--config-dir", str(self.config_dir), *self.overrides(*overrides)], cwd=cwd
-        )
+        args = ["--config-dir", str(self.config_dir), *self.overrides(*overrides)]
+        return run_fusion_bench(args, cwd=cwd, python=python)
 
 
-def run_fusion_bench(args: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `fusion_bench` offline in a new process of the running interpreter.
+def run_fusion_bench(
+    args: Sequence[str], cwd: Path, python: str | Path = sys.executable
+) -> subprocess.CompletedProcess[str]:
+    """Run `fusion_bench` offline in a new process, by default of the running interpreter.
 
     `python -m` would put the current directory on the path and so hide what an installed command
     sees; `-P` (Python 3.11) is not in 3.10, hence the `-c`, which starts from an empty entry that
@@ -174,7 +178,7 @@ def run_fusion_bench(args: Sequence[str], cwd: Path) -> subprocess.CompletedProc
         "from fusion_bench.scripts.cli import _hydra_main; _hydra_main()"
     )
     return subprocess.run(
-        [sys.executable, "-c", code, *args],
+        [str(python), "-c", code, *args],
         cwd=cwd,
         env=os.environ | _OFFLINE,
         stdout=subprocess.PIPE,

@@ -18,6 +18,7 @@ from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
+from pico import Pico
 
 from hydra_plugins.featcal_searchpath import (
     FeatCalSearchPathPlugin,
@@ -157,6 +158,23 @@ def test_a_users_config_of_the_same_name_wins(installed: Path, tmp_path: Path) -
     cfg = OmegaConf.create(result["out"])
     assert cfg.method == {"marker": "the user's"}
     assert cfg.own_primary
+
+
+@pytest.mark.slow
+@pytest.mark.cli
+def test_featcal_runs_end_to_end_from_any_directory(
+    installed: Path, pico: Pico, tmp_path: Path
+) -> None:
+    (tmp_path / "config").mkdir()  # the hardest place: FusionBench takes it for its own
+    finished = pico.run_cli(
+        "method=featcal", "method.n_samples=8", "method.n_heldout=2", cwd=tmp_path, python=installed
+    )
+    assert finished.returncode == 0, finished.stdout[-3000:]
+    (report,) = (tmp_path / "outputs").rglob("featcal_report.json")
+    assert json.loads(report.read_text())["status"] == "complete"
+    package = run(installed, "-c", "import featcal_fusionbench as f; print(f.__file__)").strip()
+    is_editable = Path(package).is_relative_to(ROOT)
+    assert is_editable or Path(package).is_relative_to(installed.parents[1])
 
 
 def probe(python: Path, cases: dict[Any, tuple[Path, list[str]]]) -> dict[Any, dict[str, Any]]:
