@@ -143,6 +143,7 @@ class FeatCalAlgorithm(MergeOnlyAlgorithm):
             with clock.phase("merging"):
                 merged = source.load(prepared.base_model)
             model = self._calibrate(merged, source.description, prepared, recorder, clock)
+            self._save_processor(pool, prepared.processor, recorder)
             recorder.update(status="complete")
         self.fabric.log_dict(scalars(recorder.report))
         return model
@@ -221,7 +222,6 @@ class FeatCalAlgorithm(MergeOnlyAlgorithm):
                 observer=progress,
             )
         recorder.update(result=result, drift_after=drift())
-        self._save_processor(prepared.processor, recorder)
         merged.to("cpu")
         for name, value in merged.named_parameters():  # some models mix precisions
             value.data = value.data.to(dtypes[name])
@@ -244,14 +244,20 @@ class FeatCalAlgorithm(MergeOnlyAlgorithm):
                 show_progress=self.fabric.is_global_zero,
             )
 
-    def _save_processor(self, processor: Any, recorder: RunRecorder) -> None:
+    def _save_processor(self, pool: BaseModelPool, processor: Any, recorder: RunRecorder) -> None:
         """Put the processor where FusionBench's program is about to save the model."""
         path = getattr(self._program, "merged_model_save_path", None)
         if path is None or not self.fabric.is_global_zero:
             return
         if "{log_dir}" in path and self.log_dir is not None:
             path = path.format(log_dir=self.log_dir)
-        if hasattr(processor, "save_pretrained"):
+        if type(pool).save_model is BaseModelPool.save_model:
+            recorder.warn(
+                f"pools of type {type(pool).__name__} save a model as one file of pickled tensors, "
+                "without processor or tokenizer: use a pool that saves with save_pretrained, such "
+                "as featcal_fusionbench.modelpool.Seq2SeqLMPool, for a model that reloads."
+            )
+        elif hasattr(processor, "save_pretrained"):
             processor.save_pretrained(path)
         recorder.update(outputs={**recorder.report.outputs, "model": path})
 

@@ -21,6 +21,7 @@ __all__ = [
     "draw",
     "load_calibration_dataset",
     "load_tokenizer",
+    "make_tokenizer",
     "require_datasets",
     "shortfalls",
     "source_of",
@@ -69,7 +70,7 @@ def require_datasets(pool: BaseModelPool, tasks: Sequence[str]) -> dict[str, str
 
 
 def load_tokenizer(pool: BaseModelPool) -> PreTrainedTokenizerBase:
-    """The tokenizer of a pool's configuration: a path, a hub id, a configuration or an object.
+    """The tokenizer of a pool's configuration.
 
     Raises:
         CalibrationDataError: There is none, or it cannot be loaded.
@@ -81,14 +82,19 @@ def load_tokenizer(pool: BaseModelPool) -> PreTrainedTokenizerBase:
             "the one that the base was trained with."
         )
     try:
-        if isinstance(config, str):
-            return AutoTokenizer.from_pretrained(config)
-        return instantiate(config) if isinstance(config, Mapping | DictConfig) else config
+        return make_tokenizer(config)
     except Exception as error:
         raise CalibrationDataError(
             f"the model pool's tokenizer cannot be loaded: set modelpool.tokenizer to the path or "
             f"hub id of the base's ({type(error).__name__}: {error})"
         ) from error
+
+
+def make_tokenizer(config: Any) -> PreTrainedTokenizerBase:
+    """A tokenizer from its path or hub id, from a configuration, or as it is."""
+    if isinstance(config, str):
+        return AutoTokenizer.from_pretrained(config)
+    return instantiate(config) if isinstance(config, Mapping | DictConfig) else config
 
 
 def load_calibration_dataset(pool: BaseModelPool, task: str, split: str) -> Any:

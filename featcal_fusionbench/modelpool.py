@@ -1,7 +1,8 @@
 """FusionBench's pool of sequence-to-sequence models, with what does not work there put right.
 
 In FusionBench 0.2.33 ``Seq2SeqLMPool.load_tokenizer`` fails, a model given as a path is refused,
-and ``model_kwargs`` reach a LoRA loader that does not take them.
+``model_kwargs`` reach a LoRA loader that does not take them, and a model is saved as a bare pickle
+of its tensors, which ``from_pretrained`` does not load.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from fusion_bench.modelpool import Seq2SeqLMPool as UpstreamPool
 from omegaconf import DictConfig
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from transformers import AutoModelForSeq2SeqLM
 
 from .data import load_tokenizer
@@ -46,6 +47,12 @@ class Seq2SeqLMPool(UpstreamPool):
         """The tokenizer of the pool's configuration."""
         return load_tokenizer(self)
 
+    def save_model(self, model: Any, path: str, *args: Any, **kwargs: Any) -> None:
+        """Save a model, and the pool's tokenizer beside it, for ``from_pretrained``."""
+        model.save_pretrained(path)
+        if self._tokenizer is not None:
+            self.load_tokenizer().save_pretrained(path)
+
     def _kwargs(self, extra: Mapping[str, Any]) -> dict[str, Any]:
         return {str(k): v for k, v in (*(self._model_kwargs or {}).items(), *extra.items())}
 
@@ -61,9 +68,11 @@ def load_lora_model(base_model_path: str, peft_model_path: str, **model_kwargs: 
     Raises:
         ModelPoolError: The adapter does not fit the base.
     """
+    config = PeftConfig.from_pretrained(peft_model_path)
     base = AutoModelForSeq2SeqLM.from_pretrained(base_model_path, **model_kwargs)
     try:
-        return PeftModel.from_pretrained(base, peft_model_path).merge_and_unload()  # pyright: ignore
+        model: Any = PeftModel.from_pretrained(base, peft_model_path, config=config)
+        return model.merge_and_unload()
     except (RuntimeError, ValueError) as error:
         raise ModelPoolError(
             f"the LoRA adapter {peft_model_path!r} does not fit the base {base_model_path!r}: it "

@@ -46,7 +46,7 @@ class TokenRows:
 
     def __str__(self) -> str:
         side = "decoder" if self.mask == "decoder_attention_mask" else "encoder"
-        return f"{side} tokens 1, padding 0"
+        return f"{side} tokens"
 
     def __call__(self, features: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """Row weights of features of shape (batch, tokens, width)."""
