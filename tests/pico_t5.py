@@ -162,6 +162,7 @@ def tokenizer() -> Any:
         eos_token="</s>",
         unk_token="<unk>",
         model_max_length=256,
+        model_input_names=["input_ids", "attention_mask"],
     )
 
 
