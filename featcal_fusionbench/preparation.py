@@ -120,13 +120,20 @@ def prepare(
             n_heldout=settings.n_heldout,
             seed=settings.seed,
         )
-        inputs[task] = TaskInputs(
-            data,
-            Batches(dataset, data.indices, settings.batch_size, prepare_inputs, task),
-            Batches(dataset, data.heldout_indices, settings.batch_size, prepare_inputs, task),
-        )
         drawn = ((i, dataset[i]) for i in (*data.indices, *data.heldout_indices))
-        warnings += architecture.check_items(task, drawn, processor, base_model, settings)
+        checked = architecture.check_items(task, drawn, processor, base_model, settings)
+        warnings += checked.warnings
+        calibration, heldout = (
+            Batches(
+                dataset,
+                sorted(indices, key=lambda index: checked.lengths.get(index, 0)),
+                settings.batch_size,
+                prepare_inputs,
+                task,
+            )
+            for indices in (data.indices, data.heldout_indices)
+        )
+        inputs[task] = TaskInputs(data, calibration, heldout)
         examples.append(next(iter(Batches(dataset, data.indices[:1], 1, prepare_inputs, task))))
 
     reference = floating_tensors(base_model)

@@ -192,6 +192,46 @@ def test_results_repeat_and_batches_do_not_matter(pico: PicoT5, tmp_path: Path) 
     assert largest_difference(one.state_dict(), other.state_dict()) < 1e-4
 
 
+def test_items_alike_in_length_share_a_batch(
+    pico: PicoT5, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[Tensor] = []
+    answer = t5.answer_greedily
+
+    def watched(expert: nn.Module, inputs: Any, **kwargs: Any) -> Any:
+        lengths.append(inputs["attention_mask"].sum(1))
+        return answer(expert, inputs, **kwargs)
+
+    monkeypatch.setattr(t5, "answer_greedily", watched)
+    featcal(tmp_path, n_heldout=0).run(pico.pool())
+    assert len(lengths) == 3 * len(GLUE)  # of 4, 4 and 2 items
+    for task in range(len(GLUE)):
+        of_task = torch.cat(lengths[3 * task : 3 * task + 3])
+        assert torch.equal(of_task, of_task.sort().values)
+        assert of_task[0] < of_task[-1]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"granularity": "block"}, {"forward_dtype": "bfloat16"}, {"target_alpha": 0.0}]
+)
+def test_other_ways_to_calibrate(pico: PicoT5, tmp_path: Path, settings: Any) -> None:
+    featcal(tmp_path, n_samples=20, **settings).run(pico.pool())
+    report = read(tmp_path)
+    assert report.status == "complete" and report.modules_calibrated == 46
+    assert report.mean_drift_before is not None and report.mean_drift_after is not None
+    assert report.mean_drift_after < report.mean_drift_before
+
+
+def test_a_merged_checkpoint_is_calibrated_like_the_merged_model(
+    pico: PicoT5, tmp_path: Path
+) -> None:
+    pool = pico.pool()
+    MergeOnlyAlgorithm(merger=TASK_ARITHMETIC).run(pool).save_pretrained(tmp_path / "merged")
+    one = featcal(tmp_path / "a").run(pool)
+    other = featcal(tmp_path / "b", merger=None, merged_model=str(tmp_path / "merged")).run(pool)
+    assert largest_difference(one.state_dict(), other.state_dict()) == 0
+
+
 def test_every_task_is_answered_by_its_own_expert(
     pico: PicoT5, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from tiny import Family, family, hooks_of, largest_difference, randn, tensors_of
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 
-from featcal_fusionbench.architectures import architecture_of
+from featcal_fusionbench.architectures import ItemCheck, architecture_of
 from featcal_fusionbench.architectures.t5 import T5, TokenRows, answer_greedily, t5_rows
 from featcal_fusionbench.calibration import (
     CalibrationSettings,
@@ -443,7 +443,7 @@ def test_bad_settings(bad: dict[str, Any]) -> None:
 # --- bad input --------------------------------------------------------------------------------
 
 
-def check(items: Sequence[Any], **settings: Any) -> list[str]:
+def check(items: Sequence[Any], **settings: Any) -> ItemCheck:
     words = tokenizer()
     model = t5(vocabulary=len(words))
     chosen = CalibrationSettings(**settings)
@@ -475,10 +475,15 @@ def test_bad_items_are_named(item: Any, settings: Any, message: str) -> None:
 
 def test_a_single_class_is_warned_of() -> None:
     other = {"input_ids": [5, 1], "labels": [8, 1, -100]}
-    assert check([GOOD, other]) == []
-    assert check([{"input_ids": [5, 1]}] * 3) == []  # no labels, nothing to say
-    (warning,) = check([GOOD, {**GOOD, "labels": [7, 1, -100]}])
+    assert check([GOOD, other]).warnings == ()
+    assert check([{"input_ids": [5, 1]}] * 3).warnings == ()  # no labels, nothing to say
+    (warning,) = check([GOOD, {**GOOD, "labels": [7, 1, -100]}]).warnings
     assert "all 2 items drawn have the same label" in warning
+
+
+def test_lengths_are_those_without_padding() -> None:
+    items = [GOOD, {"input_ids": [0, 0, 5, 1]}, {"input_ids": [5, 1], "attention_mask": [1, 1]}]
+    assert check(items).lengths == {0: 3, 1: 2, 2: 2}
 
 
 @pytest.mark.parametrize("change", [{"vocabulary": 20}, {"vocabulary": 5000}, {"eos": 2}])

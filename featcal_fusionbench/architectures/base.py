@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from fusion_bench import BaseModelPool
@@ -14,10 +15,23 @@ from ..calibration.drift import final_features
 from ..calibration.inputs import Inputs
 from ..data import PrepareInputs
 
-__all__ = ["Architecture", "CompleteInputs"]
+__all__ = ["Architecture", "CompleteInputs", "ItemCheck"]
 
 CompleteInputs = Callable[[nn.Module, Inputs], Inputs]
 """Adds to the inputs of a forward what only the task's expert, a loaded model, can give."""
+
+
+@dataclass(frozen=True)
+class ItemCheck:
+    """What is known of a task's items before the work starts.
+
+    Attributes:
+        warnings: What the user should know.
+        lengths: Lengths of items by index, where they differ: items alike go into one batch.
+    """
+
+    warnings: tuple[str, ...] = ()
+    lengths: Mapping[int, int] = field(default_factory=dict)
 
 
 class Architecture(ABC):
@@ -57,7 +71,7 @@ class Architecture(ABC):
         processor: Any,
         model: nn.Module,
         settings: CalibrationSettings,
-    ) -> list[str]:
+    ) -> ItemCheck:
         """Look through all items drawn for a task, where that is cheap.
 
         Args:
@@ -67,13 +81,10 @@ class Architecture(ABC):
             model: The base.
             settings: The settings.
 
-        Returns:
-            Warnings.
-
         Raises:
             CalibrationDataError: Items cannot be used; they are named.
         """
-        return []
+        return ItemCheck()
 
     def complete_inputs(self, settings: CalibrationSettings) -> CompleteInputs | None:
         """How a task's expert completes the prepared inputs; None where they are complete."""

@@ -23,7 +23,7 @@ from ..calibration import CalibrationSettings, RowRule, RowRules
 from ..calibration.inputs import Inputs, place_inputs
 from ..data import PrepareInputs, load_tokenizer
 from ..errors import CalibrationDataError
-from .base import Architecture, CompleteInputs
+from .base import Architecture, CompleteInputs, ItemCheck
 
 __all__ = ["T5", "TokenRows", "answer_greedily", "t5_rows"]
 
@@ -110,11 +110,11 @@ class T5(Architecture):
         processor: Any,
         model: nn.Module,
         settings: CalibrationSettings,
-    ) -> list[str]:
+    ) -> ItemCheck:
         """Find texts that are empty, too long or of another vocabulary, and missing labels."""
         found: dict[str, list[int]] = {}
         answers: set[tuple[int, ...]] = set()
-        count, longest = 0, 0
+        lengths: dict[int, int] = {}
         size = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
         for index, item in items:
             try:
@@ -123,7 +123,7 @@ class T5(Architecture):
             except (KeyError, TypeError) as error:
                 raise CalibrationDataError(f"task {task}, item {index}: {error.args[0]}") from error
             real = ids[mask > 0]
-            count, longest = count + 1, max(longest, len(real))
+            lengths[index] = len(ids)
             if answer is not None:
                 answers.add(tuple(answer.tolist()))
             needs_answer = settings.decoder_inputs == "labels"
@@ -145,13 +145,14 @@ class T5(Architecture):
                 "tokenise the data set again with the model's tokenizer; "
                 "decoder_inputs=expert needs no labels."
             )
-        if len(answers) == 1 and count > 1:
+        warnings = []
+        if len(answers) == 1 and len(lengths) > 1:
             answer = processor.decode(next(iter(answers)), skip_special_tokens=True)
-            return [
-                f"task {task}: all {count} items drawn have the same label, {answer!r}: draw from "
-                "a data set that is not sorted, with every class in it."
-            ]
-        return []
+            warnings.append(
+                f"task {task}: all {len(lengths)} items drawn have the same label, {answer!r}: "
+                "draw from a data set with every class in it."
+            )
+        return ItemCheck(tuple(warnings), lengths)
 
     def complete_inputs(self, settings: CalibrationSettings) -> CompleteInputs | None:
         """The expert's greedy answers, where they are what the decoder shall read."""
