@@ -148,7 +148,7 @@ def prepare(
         base_model,
         settings,
         tasks=len(tasks),
-        input_bytes=_tensor_bytes(example),
+        input_bytes=_tensor_bytes(example) + architecture.held_bytes(base_model, example),
         flops_per_second=measure_matmul_rate(device),
     )
     available = _available_bytes(device)

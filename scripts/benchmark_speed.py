@@ -42,8 +42,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from transformers import CLIPVisionConfig, CLIPVisionModel, T5Config, T5ForConditionalGeneration
 
-from featcal_fusionbench.architectures.clip_vision import clip_vision_rows
-from featcal_fusionbench.architectures.t5 import t5_rows
+from featcal_fusionbench.architectures.clip_vision import ClipVision, clip_vision_rows
+from featcal_fusionbench.architectures.t5 import T5, t5_rows
 from featcal_fusionbench.calibration import (
     CalibrationSettings,
     ModuleResult,
@@ -69,12 +69,14 @@ class Shape:
         make: Makes a random model with so many blocks per stack.
         draw: Draws so many random inputs.
         rules: Row weights.
+        held_bytes: What paused forwards hold besides features.
     """
 
     depths: tuple[int, ...]
     make: Callable[[int], Any]
     draw: Callable[[int, torch.Generator], Inputs]
     rules: RowRules
+    held_bytes: Callable[[Any, Inputs], int]
 
 
 def _clip(hidden: int, intermediate: int, heads: int, patch: int, depth: int) -> Shape:
@@ -94,7 +96,7 @@ def _clip(hidden: int, intermediate: int, heads: int, patch: int, depth: int) ->
         return {"pixel_values": torch.randn(count, 3, 224, 224, generator=generator)}
 
     rules = clip_vision_rows(CalibrationSettings().nonclass_row_weight)
-    return Shape((depth,), make, draw, rules)
+    return Shape((depth,), make, draw, rules, ClipVision().held_bytes)
 
 
 def _t5(
@@ -126,7 +128,7 @@ def _t5(
             "use_cache": False,
         }
 
-    return Shape((depth, depth), make, draw, t5_rows)
+    return Shape((depth, depth), make, draw, t5_rows, T5().held_bytes)
 
 
 SHAPES = {
@@ -294,7 +296,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         merged,
         settings,
         tasks=options.tasks,
-        input_bytes=sum(v.nbytes for v in example.values() if isinstance(v, Tensor)),
+        input_bytes=sum(v.nbytes for v in example.values() if isinstance(v, Tensor))
+        + shape.held_bytes(merged, example),
         flops_per_second=matmul_rate(torch.float32, device, torch.get_num_threads()),
     )
     blocks, clock, flops = BlockTimer(plan), PhaseClock(device), FlopCounter()

@@ -16,6 +16,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -89,8 +90,14 @@ class PicoT5:
             *extra,
         ]
 
-    def pool(self, *, lora: bool = False, **changes: Any) -> Any:
-        """The model pool of the shipped config on this family; run where `./glue` is."""
+    def pool(self, *, lora: bool = False, tasks: Iterable[str] = GLUE, **changes: Any) -> Any:
+        """The model pool of the shipped config on this family; run where `./glue` is.
+
+        Args:
+            lora: whether the experts are adapters.
+            tasks: those that it is to keep.
+            changes: values of the config to replace.
+        """
         import hydra
         from fusion_bench import instantiate
         from fusion_bench.constants import DEFAULT_CONFIG_PATH
@@ -101,6 +108,8 @@ class PicoT5:
             config = hydra.compose("fabric_model_fusion", overrides=overrides).modelpool
         OmegaConf.resolve(config)
         OmegaConf.set_struct(config, False)
+        for task in set(GLUE) - set(tasks):
+            del config.models[f"glue-{task}"]
         return instantiate(OmegaConf.merge(config, changes))
 
     def run_method(self, *overrides: str, lora: bool = False) -> Any:

@@ -28,6 +28,7 @@ TASK_ARITHMETIC = {
     "_target_": "fusion_bench.method.TaskArithmeticAlgorithm",
     "scaling_factor": 0.3,
 }
+TASKS = ("cola", "mnli", "stsb")
 VARIANTS = sorted(
     path.stem
     for path in (Path(__file__).parents[1] / "config/method/featcal").glob("flan_t5_*.yaml")
@@ -55,6 +56,11 @@ def featcal(output_dir: Path, **settings: Any) -> FeatCalAlgorithm:
     defaults = {"merger": TASK_ARITHMETIC, "n_samples": 10, "n_heldout": 3, "batch_size": 4,
                 "ridge_lambda": 1e-5, "target_alpha": 0.6}  # fmt: skip
     return FeatCalAlgorithm(output_dir=str(output_dir), **{**defaults, **settings})
+
+
+def few(pico: PicoT5, **changes: Any) -> Any:
+    """The pool with three of the eight tasks."""
+    return pico.pool(tasks=TASKS, **changes)
 
 
 def read(output_dir: Path) -> RunReport:
@@ -130,7 +136,7 @@ def test_ready_variants_run(pico: PicoT5, variant: str, tmp_path: Path) -> None:
 
 
 def test_a_saved_model_reloads_with_equal_outputs(pico: PicoT5, tmp_path: Path) -> None:
-    pool = pico.pool()
+    pool = few(pico)
     model = featcal(tmp_path).run(pool)
     pool.save_model(model, str(tmp_path / "model"))
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
@@ -141,7 +147,7 @@ def test_a_saved_model_reloads_with_equal_outputs(pico: PicoT5, tmp_path: Path) 
 
 
 def test_what_is_calibrated_and_what_is_listed(pico: PicoT5, tmp_path: Path) -> None:
-    pool = pico.pool()
+    pool = few(pico)
     merged = MergeOnlyAlgorithm(merger=TASK_ARITHMETIC).run(pool)
     model = featcal(tmp_path).run(pool)
     report = read(tmp_path)
@@ -157,8 +163,8 @@ def test_what_is_calibrated_and_what_is_listed(pico: PicoT5, tmp_path: Path) -> 
 
 
 def test_lora_experts_are_calibrated_towards_as_full_weights(pico: PicoT5, tmp_path: Path) -> None:
-    pool = pico.pool(lora=True)
-    full: Any = pico.pool(lora=True)
+    pool = few(pico, lora=True)
+    full: Any = few(pico, lora=True)
     full._models = {name: pool.load_model(name) for name in pool.all_model_names}
     by_adapter = featcal(tmp_path / "a").run(pool)
     by_weights = featcal(tmp_path / "b").run(full)
@@ -170,13 +176,13 @@ def test_lora_experts_are_calibrated_towards_as_full_weights(pico: PicoT5, tmp_p
 
 
 def test_decoder_inputs_from_labels(pico: PicoT5, tmp_path: Path) -> None:
-    by_expert = featcal(tmp_path / "a").run(pico.pool())
-    by_labels = featcal(tmp_path / "b", decoder_inputs="labels").run(pico.pool())
+    by_expert = featcal(tmp_path / "a").run(few(pico))
+    by_labels = featcal(tmp_path / "b", decoder_inputs="labels").run(few(pico))
     assert largest_difference(by_expert.state_dict(), by_labels.state_dict()) > 1e-3
     assert "experts' answers" not in [phase.name for phase in read(tmp_path / "b").phases]
     rows = {m.name: m.rows for m in (read(tmp_path / "b").result or pytest.fail("")).modules}
     words, expected = tokenizer(), 0
-    for data, task in zip(read(tmp_path / "b").data, GLUE, strict=True):
+    for data, task in zip(read(tmp_path / "b").data, TASKS, strict=True):
         train = load_glue_dataset(task, words)
         expected += sum(int((train[i]["labels"] >= 0).sum()) for i in data.indices)
     assert rows["decoder.block.0.layer.2.DenseReluDense.wo"] == expected
@@ -184,10 +190,10 @@ def test_decoder_inputs_from_labels(pico: PicoT5, tmp_path: Path) -> None:
 
 def test_results_repeat_and_batches_do_not_matter(pico: PicoT5, tmp_path: Path) -> None:
     settings = {"statistics_dtype": "float64", "forward_dtype": "float64", "ridge_lambda": 1e-2}
-    one = featcal(tmp_path / "a", batch_size=3, **settings).run(pico.pool())
+    one = featcal(tmp_path / "a", batch_size=3, **settings).run(few(pico))
     torch.rand(3)
-    other = featcal(tmp_path / "b", batch_size=10, **settings).run(pico.pool())
-    again = featcal(tmp_path / "c", batch_size=3, **settings).run(pico.pool())
+    other = featcal(tmp_path / "b", batch_size=10, **settings).run(few(pico))
+    again = featcal(tmp_path / "c", batch_size=3, **settings).run(few(pico))
     assert largest_difference(one.state_dict(), again.state_dict()) == 0
     assert largest_difference(one.state_dict(), other.state_dict()) < 1e-4
 
@@ -203,19 +209,17 @@ def test_items_alike_in_length_share_a_batch(
         return answer(expert, inputs, **kwargs)
 
     monkeypatch.setattr(t5, "answer_greedily", watched)
-    featcal(tmp_path, n_heldout=0).run(pico.pool())
-    assert len(lengths) == 3 * len(GLUE)  # of 4, 4 and 2 items
-    for task in range(len(GLUE)):
+    featcal(tmp_path, n_heldout=0).run(few(pico))
+    assert len(lengths) == 3 * len(TASKS)  # of 4, 4 and 2 items
+    for task in range(len(TASKS)):
         of_task = torch.cat(lengths[3 * task : 3 * task + 3])
         assert torch.equal(of_task, of_task.sort().values)
         assert of_task[0] < of_task[-1]
 
 
-@pytest.mark.parametrize(
-    "settings", [{"granularity": "block"}, {"forward_dtype": "bfloat16"}, {"target_alpha": 0.0}]
-)
+@pytest.mark.parametrize("settings", [{"granularity": "block"}, {"forward_dtype": "bfloat16"}])
 def test_other_ways_to_calibrate(pico: PicoT5, tmp_path: Path, settings: Any) -> None:
-    featcal(tmp_path, n_samples=20, **settings).run(pico.pool())
+    featcal(tmp_path, n_samples=20, **settings).run(few(pico))
     report = read(tmp_path)
     assert report.status == "complete" and report.modules_calibrated == 46
     assert report.mean_drift_before is not None and report.mean_drift_after is not None
@@ -225,7 +229,7 @@ def test_other_ways_to_calibrate(pico: PicoT5, tmp_path: Path, settings: Any) ->
 def test_a_merged_checkpoint_is_calibrated_like_the_merged_model(
     pico: PicoT5, tmp_path: Path
 ) -> None:
-    pool = pico.pool()
+    pool = few(pico)
     MergeOnlyAlgorithm(merger=TASK_ARITHMETIC).run(pool).save_pretrained(tmp_path / "merged")
     one = featcal(tmp_path / "a").run(pool)
     other = featcal(tmp_path / "b", merger=None, merged_model=str(tmp_path / "merged")).run(pool)
@@ -245,9 +249,9 @@ def test_every_task_is_answered_by_its_own_expert(
         return answer(expert, inputs, **kwargs)
 
     monkeypatch.setattr(t5, "answer_greedily", watched)
-    featcal(tmp_path, n_samples=4, n_heldout=2).run(pico.pool())
+    featcal(tmp_path, n_samples=4, n_heldout=2).run(few(pico))
     assert len({model for model, _ in seen}) == 1
-    for index, task in enumerate(GLUE):
+    for index, task in enumerate(TASKS):
         stored = load_file(pico.expert(task) / "model.safetensors")
         expected = stored["decoder.block.1.layer.2.DenseReluDense.wo.weight"]
         for _, weight in seen[2 * index : 2 * index + 2]:  # calibration and held-out batch
@@ -258,13 +262,13 @@ def test_a_plan_generates_nothing(
     pico: PicoT5, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(algorithm, "complete_all", lambda *_, **__: pytest.fail("it generates"))
-    assert featcal(tmp_path, plan_only=True).run(pico.pool()) is None
+    assert featcal(tmp_path, plan_only=True).run(few(pico)) is None
     assert read(tmp_path).status == "planned"
 
 
 def test_models_of_mixed_precision_come_back_as_such(pico: PicoT5, tmp_path: Path) -> None:
     """T5 keeps `wo` in float32 beside weights in half precision."""
-    pool = pico.pool()
+    pool = few(pico)
     pool._models = {name: pool.load_model(name) for name in pool.all_model_names}
     for model in pool._models.values():
         for name, value in model.named_parameters():
@@ -293,7 +297,7 @@ def test_rows_are_fusionbenchs_own(pico: PicoT5) -> None:
 
 
 def test_the_pool_works_where_fusionbenchs_fails(pico: PicoT5) -> None:
-    pool = pico.pool(lora=True, model_kwargs={"torch_dtype": "bfloat16"})
+    pool = few(pico, lora=True, model_kwargs={"torch_dtype": "bfloat16"})
     adapter = pool.load_model("glue-cola")
     assert adapter.get_parameter("encoder.block.0.layer.0.SelfAttention.k.weight").dtype == (
         torch.bfloat16
@@ -304,10 +308,10 @@ def test_the_pool_works_where_fusionbenchs_fails(pico: PicoT5) -> None:
 
 
 def test_paths_serve_as_models(pico: PicoT5, tmp_path: Path) -> None:
-    pool, paths = pico.pool(), pico.pool()
+    pool, paths = few(pico), few(pico)
     paths._models = {
         "_pretrained_": str(pico.base),
-        **{f"glue-{task}": str(pico.expert(task)) for task in GLUE},
+        **{f"glue-{task}": str(pico.expert(task)) for task in TASKS},
     }
     one = featcal(tmp_path / "a").run(pool)
     other = featcal(tmp_path / "b").run(paths)
@@ -338,7 +342,7 @@ def test_fusionbenchs_own_pool_is_not_stood_in_the_way_of(
     """It saves a file of pickled tensors: where that goes there must be no directory."""
     from fusion_bench.modelpool import Seq2SeqLMPool
 
-    ours = pico.pool()
+    ours = few(pico)
     pool = Seq2SeqLMPool(
         ours._models, tokenizer=ours._tokenizer, train_datasets=ours._train_datasets
     )
@@ -383,7 +387,7 @@ def tokenizer_of_a_larger_model(pool: Any, root: Path) -> None:
 def test_a_missing_or_foreign_tokenizer(
     pico: PicoT5, tmp_path: Path, spoil: Callable[[Any, Path], None], message: str
 ) -> None:
-    pool = pico.pool()
+    pool = few(pico)
     spoil(pool, pico.root)
     with pytest.raises(CalibrationDataError, match=message):
         featcal(tmp_path).run(pool)
@@ -394,11 +398,11 @@ def test_missing_labels_are_found_before_anything_is_loaded(pico: PicoT5, tmp_pa
     from datasets import Dataset
 
     Dataset.from_list([{"text": "good film"}] * 20).to_parquet(tmp_path / "texts/train.parquet")
-    pool = pico.pool()
-    pool._train_datasets["glue-rte"] = {
+    pool = few(pico)
+    pool._train_datasets["glue-mnli"] = {
         "_target_": "datasets.load_dataset", "path": str(tmp_path / "texts"), "split": "train",
     }  # fmt: skip
-    with pytest.raises(CalibrationDataError, match="glue-rte cannot be used: no column 'labels'"):
+    with pytest.raises(CalibrationDataError, match="glue-mnli cannot be used: no column 'labels'"):
         featcal(tmp_path, decoder_inputs="labels").run(pool)
     featcal(tmp_path).run(pool)  # without labels it runs on raw texts
     assert read(tmp_path).status == "complete"
@@ -409,13 +413,13 @@ def test_a_task_of_one_class_is_warned_of(pico: PicoT5, tmp_path: Path) -> None:
 
     rows = [{"text": f"good film {i}", "target_text": "yes"} for i in range(20)]
     Dataset.from_list(rows).to_parquet(tmp_path / "texts/train.parquet")
-    pool = pico.pool()
-    pool._train_datasets["glue-sst2"] = {
+    pool = few(pico)
+    pool._train_datasets["glue-stsb"] = {
         "_target_": "datasets.load_dataset", "path": str(tmp_path / "texts"), "split": "train",
     }  # fmt: skip
     featcal(tmp_path).run(pool)
     (warning,) = [w for w in read(tmp_path).warnings if "same label" in w]
-    assert "glue-sst2" in warning and "'yes'" in warning
+    assert "glue-stsb" in warning and "'yes'" in warning
 
 
 def test_an_adapter_for_another_base(pico: PicoT5, tmp_path: Path) -> None:
@@ -424,26 +428,26 @@ def test_an_adapter_for_another_base(pico: PicoT5, tmp_path: Path) -> None:
         feed_forward_proj="gated-gelu", decoder_start_token_id=0,
     )  # fmt: skip
     T5ForConditionalGeneration(config).save_pretrained(tmp_path / "small")
-    pool = pico.pool(lora=True)
+    pool = few(pico, lora=True)
     pool._models["glue-mnli"]["base_model_path"] = str(tmp_path / "small")
     with pytest.raises(ModelPoolError, match="'.*mnli' does not fit the base '.*small'"):
         featcal(tmp_path).run(pool)
 
 
 def test_an_adapter_that_names_another_base_is_warned_of(pico: PicoT5, tmp_path: Path) -> None:
-    shutil.copytree(pico.adapter("qqp"), tmp_path / "adapter")
+    shutil.copytree(pico.adapter("cola"), tmp_path / "adapter")
     file = tmp_path / "adapter/adapter_config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"base_model_name_or_path": "google/t5-v1_1-base"}))
-    pool = pico.pool(lora=True)
-    pool._models["glue-qqp"]["peft_model_path"] = str(tmp_path / "adapter")
+    pool = few(pico, lora=True)
+    pool._models["glue-cola"]["peft_model_path"] = str(tmp_path / "adapter")
     featcal(tmp_path, n_heldout=0).run(pool)
     (warning,) = [w for w in read(tmp_path).warnings if "LoRA" in w]
-    assert "glue-qqp" in warning and "google/t5-v1_1-base" in warning
+    assert "glue-cola" in warning and "google/t5-v1_1-base" in warning
 
 
 def test_an_expert_that_cannot_be_loaded_is_named(pico: PicoT5, tmp_path: Path) -> None:
-    pool = pico.pool(lora=True)
+    pool = few(pico, lora=True)
     pool._models["glue-cola"]["peft_model_path"] = str(tmp_path / "nowhere")
     with pytest.raises(ModelPoolError, match="model 'glue-cola' .* cannot be loaded"):
         featcal(tmp_path).run(pool)

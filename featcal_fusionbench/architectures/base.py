@@ -90,6 +90,10 @@ class Architecture(ABC):
         """How a task's expert completes the prepared inputs; None where they are complete."""
         return None
 
+    def held_bytes(self, model: nn.Module, inputs: Inputs) -> int:
+        """What the two paused forwards of some inputs hold besides features, for the estimate."""
+        return 0
+
     def drift_rows(self, block: str) -> RowRule | None:
         """Which rows of a block's output drift is measured on, ``""`` for the final features."""
         return None

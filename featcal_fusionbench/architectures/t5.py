@@ -154,6 +154,11 @@ class T5(Architecture):
             )
         return ItemCheck(tuple(warnings), lengths)
 
+    def held_bytes(self, model: nn.Module, inputs: Inputs) -> int:
+        """The encoder's position bias with its mask, (batch, heads, tokens, tokens), twice."""
+        batch, tokens = inputs["input_ids"].shape
+        return 2 * 4 * batch * tokens**2 * model.config.num_heads  # pyright: ignore
+
     def complete_inputs(self, settings: CalibrationSettings) -> CompleteInputs | None:
         """The expert's greedy answers, where they are what the decoder shall read."""
         if settings.decoder_inputs == "labels":
