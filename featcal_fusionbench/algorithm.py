@@ -15,11 +15,12 @@ from fusion_bench.mixins import LightningFabricMixin
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from .calibration import CalibrationSettings, PhaseClock, SettingsError, calibrate
+from .calibration import CalibrationSettings, PhaseClock, SettingsError, Weights, calibrate
 from .calibration.drift import measure_drift
 from .compat import apply_transformers_shim
+from .completion import complete_all
 from .experts import check_weights, floating_tensors
-from .preparation import Prepared, prepare
+from .preparation import Prepared, TaskInputs, prepare
 from .recorder import RunRecorder
 from .report import PlanEstimate, PlanRow, plan_table, scalars
 from .upstream import MergedSource, make_merger
@@ -142,6 +143,7 @@ class FeatCalAlgorithm(MergeOnlyAlgorithm):
             with clock.phase("merging"):
                 merged = source.load(prepared.base_model)
             model = self._calibrate(merged, source.description, prepared, recorder, clock)
+            self._save_processor(pool, prepared.processor, recorder)
             recorder.update(status="complete")
         self.fabric.log_dict(scalars(recorder.report))
         return model
@@ -189,15 +191,24 @@ class FeatCalAlgorithm(MergeOnlyAlgorithm):
             tensors = floating_tensors(merged)
             checked = check_weights("merged", "merged", tensors, source, tensors)
         recorder.update(models=(*recorder.report.models, checked.identity))
-        dtype = next(merged.parameters()).dtype
-        merged.to(self.fabric.device, _WORKING_DTYPE[self.settings.forward_dtype])
         experts = {task: expert.weights for task, expert in prepared.experts.items()}
-        heldout = {task: inputs.heldout for task, inputs in prepared.inputs.items()}
-        plan = prepared.plan
+        inputs = self._completed_inputs(prepared, experts, clock)
+        heldout = {task: of.heldout for task, of in inputs.items()}
+        dtypes = {name: value.dtype for name, value in merged.named_parameters()}
+        merged.to(self.fabric.device, _WORKING_DTYPE[self.settings.forward_dtype])
+        plan, architecture = prepared.plan, prepared.architecture
 
         def drift() -> tuple[Any, ...]:
             with clock.phase("drift"):
-                return measure_drift(merged, experts, heldout, plan.blocks, plan.trace)
+                return measure_drift(
+                    merged,
+                    experts,
+                    heldout,
+                    plan.blocks,
+                    plan.trace,
+                    architecture.final_features,
+                    architecture.drift_rows,
+                )
 
         recorder.update(drift_before=drift())
         with recorder.progress as progress, clock.phase("calibration"):
@@ -205,23 +216,48 @@ class FeatCalAlgorithm(MergeOnlyAlgorithm):
                 merged,
                 prepared.base.weights,
                 experts,
-                {task: inputs.calibration for task, inputs in prepared.inputs.items()},
+                {task: of.calibration for task, of in inputs.items()},
                 plan,
                 self.settings,
                 observer=progress,
             )
         recorder.update(result=result, drift_after=drift())
-        self._save_processor(prepared.processor, recorder)
-        return merged.to("cpu", dtype)
+        merged.to("cpu")
+        for name, value in merged.named_parameters():  # some models mix precisions
+            value.data = value.data.to(dtypes[name])
+        return merged
 
-    def _save_processor(self, processor: Any, recorder: RunRecorder) -> None:
+    def _completed_inputs(
+        self, prepared: Prepared, experts: Mapping[str, Weights], clock: PhaseClock
+    ) -> Mapping[str, TaskInputs]:
+        complete = prepared.architecture.complete_inputs(self.settings)
+        if complete is None:
+            return prepared.inputs
+        with clock.phase("experts' answers"):
+            return complete_all(
+                prepared.inputs,
+                prepared.base_model,
+                experts,
+                complete,
+                self.fabric.device,
+                _WORKING_DTYPE[self.settings.forward_dtype],
+                show_progress=self.fabric.is_global_zero,
+            )
+
+    def _save_processor(self, pool: BaseModelPool, processor: Any, recorder: RunRecorder) -> None:
         """Put the processor where FusionBench's program is about to save the model."""
         path = getattr(self._program, "merged_model_save_path", None)
         if path is None or not self.fabric.is_global_zero:
             return
         if "{log_dir}" in path and self.log_dir is not None:
             path = path.format(log_dir=self.log_dir)
-        if hasattr(processor, "save_pretrained"):
+        if type(pool).save_model is BaseModelPool.save_model:
+            recorder.warn(
+                f"pools of type {type(pool).__name__} save a model as one file of pickled tensors, "
+                "without processor or tokenizer: use a pool that saves with save_pretrained, such "
+                "as featcal_fusionbench.modelpool.Seq2SeqLMPool, for a model that reloads."
+            )
+        elif hasattr(processor, "save_pretrained"):
             processor.save_pretrained(path)
         recorder.update(outputs={**recorder.report.outputs, "model": path})
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from fusion_bench import BaseModelPool
+from fusion_bench import BaseModelPool, instantiate
 from omegaconf import DictConfig
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from .calibration.inputs import Inputs
 from .errors import CalibrationDataError
@@ -19,6 +20,8 @@ __all__ = [
     "PrepareInputs",
     "draw",
     "load_calibration_dataset",
+    "load_tokenizer",
+    "make_tokenizer",
     "require_datasets",
     "shortfalls",
     "source_of",
@@ -64,6 +67,34 @@ def require_datasets(pool: BaseModelPool, tasks: Sequence[str]) -> dict[str, str
             "directory of images. Labels are not needed."
         )
     return splits
+
+
+def load_tokenizer(pool: BaseModelPool) -> PreTrainedTokenizerBase:
+    """The tokenizer of a pool's configuration.
+
+    Raises:
+        CalibrationDataError: There is none, or it cannot be loaded.
+    """
+    config = getattr(pool, "_tokenizer", None)
+    if config is None:
+        raise CalibrationDataError(
+            "the model pool has no tokenizer: set modelpool.tokenizer to the path or hub id of "
+            "the one that the base was trained with."
+        )
+    try:
+        return make_tokenizer(config)
+    except Exception as error:
+        raise CalibrationDataError(
+            f"the model pool's tokenizer cannot be loaded: set modelpool.tokenizer to the path or "
+            f"hub id of the base's ({type(error).__name__}: {error})"
+        ) from error
+
+
+def make_tokenizer(config: Any) -> PreTrainedTokenizerBase:
+    """A tokenizer from its path or hub id, from a configuration, or as it is."""
+    if isinstance(config, str):
+        return AutoTokenizer.from_pretrained(config)
+    return instantiate(config) if isinstance(config, Mapping | DictConfig) else config
 
 
 def load_calibration_dataset(pool: BaseModelPool, task: str, split: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ __all__ = [
     "open_weights",
     "require_base_and_experts",
     "warn_of_equal_experts",
+    "warn_of_other_bases",
 ]
 
 # CLIP's vision tower is stored with this prefix by most transformers releases, without by some.
@@ -93,12 +95,42 @@ def open_weights(
         weights = checkpoint_weights(source, reference, platform=getattr(pool, "_platform", "hf"))
         if weights is not None:
             return weights, source
-    model = pool.load_model(name)
-    tensors = {k: v.detach().cpu().clone() for k, v in floating_tensors(model).items()}
-    path = scratch / f"{name}.safetensors"
-    save_file(tensors, path)
     described = source or f"made by the model pool from {_describe(config)}"
-    return SafetensorsWeights({key: (path, key) for key in tensors}), described
+    try:
+        tensors = floating_tensors(pool.load_model(name))
+    except ModelPoolError:
+        raise
+    except Exception as error:
+        raise ModelPoolError(
+            f"model {name!r} ({described}) cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    return _lay_down(tensors, scratch / f"{name}.safetensors"), described
+
+
+def _lay_down(tensors: Mapping[str, Tensor], path: Path) -> SafetensorsWeights:
+    """Write tensors into a file, tied ones once."""
+    first = {key: names[0] for key, names in _tied(tensors).items()}
+    stored = {key: tensors[key].detach().cpu().contiguous() for key in set(first.values())}
+    needed = sum(tensor.nbytes for tensor in stored.values())
+    free = shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise ModelPoolError(
+            f"{needed / 2**30:.1f} GiB are needed in {path.parent} to lay down the weights of "
+            f"{path.stem!r} and {free / 2**30:.1f} GiB are free: set TMPDIR to another disk, or "
+            "save the expert with save_pretrained and put its path into the model pool."
+        )
+    save_file(stored, path)
+    return SafetensorsWeights({key: (path, name) for key, name in first.items()})
+
+
+def _tied(tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """For each tensor the names of all that are the same memory, itself among them, in order."""
+    same: dict[object, list[str]] = {}
+    for name, tensor in tensors.items():
+        has_memory = tensor.numel() > 0 and not tensor.is_meta
+        where = (tensor.data_ptr(), tensor.shape, tensor.stride()) if has_memory else name
+        same.setdefault(where, []).append(name)
+    return {name: names for names in same.values() for name in names}
 
 
 def _plain_source(config: Any) -> str | None:
@@ -127,7 +159,8 @@ def checkpoint_weights(
     """Open a checkpoint's safetensors files under the names of a reference model.
 
     Names are matched by structure: a checkpoint may hold the ``vision_model.`` prefix or not, and
-    may hold more than the model (a whole CLIP with its text tower).
+    may hold more than the model (a whole CLIP with its text tower). Of tensors that are tied in the
+    reference (T5's embeddings) it may hold one.
 
     Args:
         source: Directory, safetensors file, or hub id.
@@ -140,9 +173,20 @@ def checkpoint_weights(
     stored = _stored_tensors(source, platform)
     if stored is None:
         return None
+    tied = _tied(reference)
     for add in _PREFIXES:
         for drop in _PREFIXES:
-            places = {name: stored.get(add + name.removeprefix(drop)) for name in reference}
+            places = {
+                name: next(
+                    (
+                        stored[key]
+                        for other in (name, *tied[name])
+                        if (key := add + other.removeprefix(drop)) in stored
+                    ),
+                    None,
+                )
+                for name in reference
+            }
             if all(place is not None for place in places.values()):
                 return SafetensorsWeights({k: v for k, v in places.items() if v is not None})
     return None
@@ -210,7 +254,10 @@ def check_weights(
         )
     digest = hashlib.sha256()
     shapes, empty, broken, count = [], [], [], 0
+    tied = _tied(reference)
     for key, expected in reference.items():
+        if key != tied[key][0]:
+            continue
         tensor = weights[key].detach()
         if tensor.shape != expected.shape:
             shapes.append(f"{key} {tuple(tensor.shape)} for {tuple(expected.shape)}")
@@ -258,6 +305,27 @@ def warn_of_equal_experts(experts: Mapping[str, CheckedWeights]) -> list[str]:
         for digest, tasks in by_digest.items()
         if len(tasks) > 1
     ]
+
+
+def warn_of_other_bases(pool: BaseModelPool) -> list[str]:
+    """Warnings about LoRA adapters that name another base than they are merged into.
+
+    They may be the same model under two names, a path and a hub id: it is no error.
+    """
+    found = []
+    for task in pool.model_names:
+        config = pool._models[task]
+        if not isinstance(config, DictConfig | dict) or "peft_model_path" not in config:
+            continue
+        adapter, base = str(config["peft_model_path"]), str(config.get("base_model_path"))
+        file = _file_of(adapter, "adapter_config.json", getattr(pool, "_platform", "hf"))
+        named = file and json.loads(file.read_text()).get("base_model_name_or_path")
+        if named and Path(named).name != Path(base).name:
+            found.append(
+                f"the LoRA adapter {adapter!r} of {task} was trained on {named!r}, and is merged "
+                f"into {base!r}: check that they are the same model."
+            )
+    return found
 
 
 def require_base_and_experts(pool: BaseModelPool) -> list[str]:

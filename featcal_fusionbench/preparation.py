@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from .experts import (
     open_weights,
     require_base_and_experts,
     warn_of_equal_experts,
+    warn_of_other_bases,
 )
 from .report import TaskData
 
@@ -43,11 +44,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TaskInputs:
-    """What was drawn for one task, and its batches."""
+    """What was drawn for one task, and its batches: read when iterated over, or in memory."""
 
     data: TaskData
-    calibration: Batches
-    heldout: Batches
+    calibration: Batches | Sequence[Inputs]
+    heldout: Batches | Sequence[Inputs]
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,8 @@ def prepare(
     base_model = pool.load_model("_pretrained_").eval()
     architecture = architecture_of(base_model)
     processor = architecture.load_processor(pool)
-    prepare_inputs = architecture.prepare_inputs(processor)
+    prepare_inputs = architecture.prepare_inputs(processor, base_model, settings)
+    warnings: list[str] = []
     inputs: dict[str, TaskInputs] = {}
     examples: list[Inputs] = []  # one per task, so that unreadable data is found before long work
     for task in tasks:
@@ -118,11 +120,20 @@ def prepare(
             n_heldout=settings.n_heldout,
             seed=settings.seed,
         )
-        inputs[task] = TaskInputs(
-            data,
-            Batches(dataset, data.indices, settings.batch_size, prepare_inputs, task),
-            Batches(dataset, data.heldout_indices, settings.batch_size, prepare_inputs, task),
+        drawn = ((i, dataset[i]) for i in (*data.indices, *data.heldout_indices))
+        checked = architecture.check_items(task, drawn, processor, base_model, settings)
+        warnings += checked.warnings
+        calibration, heldout = (
+            Batches(
+                dataset,
+                sorted(indices, key=lambda index: checked.lengths.get(index, 0)),
+                settings.batch_size,
+                prepare_inputs,
+                task,
+            )
+            for indices in (data.indices, data.heldout_indices)
         )
+        inputs[task] = TaskInputs(data, calibration, heldout)
         examples.append(next(iter(Batches(dataset, data.indices[:1], 1, prepare_inputs, task))))
 
     reference = floating_tensors(base_model)
@@ -130,18 +141,21 @@ def prepare(
     bar = tqdm(tasks, desc="Checking experts", leave=False, disable=not show_progress)
     experts = {task: _read(pool, task, reference, scratch) for task in bar}
 
-    plan = build_plan(base_model, examples[0], settings, architecture.row_rules(settings))
+    example = max(examples, key=_tensor_bytes)  # of texts, rather a long one for the estimate
+    plan = build_plan(base_model, example, settings, architecture.row_rules(settings))
     estimate = estimate_cost(
         plan,
         base_model,
         settings,
         tasks=len(tasks),
-        input_bytes=sum(v.nbytes for v in examples[0].values() if isinstance(v, Tensor)),
+        input_bytes=_tensor_bytes(example) + architecture.held_bytes(base_model, example),
         flops_per_second=measure_matmul_rate(device),
     )
     available = _available_bytes(device)
-    warnings = [w for task in tasks for w in shortfalls(inputs[task].data, settings.n_heldout)]
+    for task in tasks:
+        warnings += shortfalls(inputs[task].data, settings.n_heldout)
     warnings += warn_of_equal_experts(experts)
+    warnings += warn_of_other_bases(pool)
     if estimate.memory_bytes > available:
         warnings.append(
             f"about {estimate.memory_bytes / 2**30:.1f} GiB will be needed and "
@@ -160,6 +174,10 @@ def prepare(
         available,
         tuple(warnings),
     )
+
+
+def _tensor_bytes(inputs: Inputs) -> int:
+    return sum(value.nbytes for value in inputs.values() if isinstance(value, Tensor))
 
 
 def _read(

@@ -9,6 +9,15 @@ measured in the same run, and the peak of memory above the loaded models, as a t
 Weights are random: the arithmetic does not depend on them. Few blocks suffice: interior blocks cost
 the same each, the last one differs in its row weights. CPU-seconds of several threads hold what
 they spend waiting for each other: on a busy machine measure with --threads 1.
+
+The time of the whole model is extrapolated: the blocks measured, and for each one left out another
+interior block of its stack. Peak memory above the models does not depend on the number of blocks.
+
+    python scripts/benchmark_speed.py --shape flan-t5-base --tasks 8 --n 256 --blocks 2
+
+is an encoder and a decoder of two blocks each, on inputs of 128 tokens and answers of 4. What is
+left out there: the experts' answers, which take about one more forward, and most of the vocabulary,
+which is not calibrated.
 """
 
 from __future__ import annotations
@@ -19,7 +28,8 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,13 +40,16 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-from transformers import CLIPVisionConfig, CLIPVisionModel
+from transformers import CLIPVisionConfig, CLIPVisionModel, T5Config, T5ForConditionalGeneration
 
-from featcal_fusionbench.architectures.clip_vision import clip_vision_rows
+from featcal_fusionbench.architectures.clip_vision import ClipVision, clip_vision_rows
+from featcal_fusionbench.architectures.t5 import T5, t5_rows
 from featcal_fusionbench.calibration import (
     CalibrationSettings,
     ModuleResult,
     PhaseClock,
+    Plan,
+    RowRules,
     SilentObserver,
     build_plan,
     calibrate,
@@ -44,21 +57,85 @@ from featcal_fusionbench.calibration import (
 from featcal_fusionbench.calibration.estimate import estimate_cost
 from featcal_fusionbench.report import describe_machine, write_json
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "clip-vit-base-patch32": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_attention_heads": 12,
-        "image_size": 224,
-        "patch_size": 32,
-    },
-    "clip-vit-large-patch14": {
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_attention_heads": 16,
-        "image_size": 224,
-        "patch_size": 14,
-    },
+Inputs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A published model's shape.
+
+    Attributes:
+        depths: Number of its blocks, by stack in forward order.
+        make: Makes a random model with so many blocks per stack.
+        draw: Draws so many random inputs.
+        rules: Row weights.
+        held_bytes: What paused forwards hold besides features.
+    """
+
+    depths: tuple[int, ...]
+    make: Callable[[int], Any]
+    draw: Callable[[int, torch.Generator], Inputs]
+    rules: RowRules
+    held_bytes: Callable[[Any, Inputs], int]
+
+
+def _clip(hidden: int, intermediate: int, heads: int, patch: int, depth: int) -> Shape:
+    def make(blocks: int) -> Any:
+        return CLIPVisionModel(
+            CLIPVisionConfig(
+                hidden_size=hidden,
+                intermediate_size=intermediate,
+                num_attention_heads=heads,
+                image_size=224,
+                patch_size=patch,
+                num_hidden_layers=blocks,
+            )
+        )
+
+    def draw(count: int, generator: torch.Generator) -> Inputs:
+        return {"pixel_values": torch.randn(count, 3, 224, 224, generator=generator)}
+
+    rules = clip_vision_rows(CalibrationSettings().nonclass_row_weight)
+    return Shape((depth,), make, draw, rules, ClipVision().held_bytes)
+
+
+def _t5(
+    width: int, inner: int, heads: int, depth: int, tokens: int = 128, answer: int = 4
+) -> Shape:
+    vocabulary = 1024
+
+    def make(blocks: int) -> Any:
+        config = T5Config(
+            vocab_size=vocabulary,
+            d_model=width,
+            d_ff=inner,
+            num_heads=heads,
+            num_layers=blocks,
+            feed_forward_proj="gated-gelu",
+        )
+        return T5ForConditionalGeneration(config)
+
+    def draw(count: int, generator: torch.Generator) -> Inputs:
+        ids, read = (
+            torch.randint(2, vocabulary, (count, length), generator=generator)
+            for length in (tokens, answer)
+        )
+        return {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "decoder_input_ids": read,
+            "decoder_attention_mask": torch.ones_like(read),
+            "use_cache": False,
+        }
+
+    return Shape((depth, depth), make, draw, t5_rows, T5().held_bytes)
+
+
+SHAPES = {
+    "clip-vit-base-patch32": _clip(768, 3072, 12, 32, depth=12),
+    "clip-vit-large-patch14": _clip(1024, 4096, 16, 14, depth=24),
+    "flan-t5-base": _t5(768, 2048, 12, depth=12),
+    "flan-t5-large": _t5(1024, 2816, 16, depth=24),
 }
 # The speed of one core in float32 at which the project's targets in CPU-seconds are stated.
 REFERENCE_FLOPS = 148e9
@@ -98,20 +175,22 @@ class FlopCounter(TorchDispatchMode):
 class BlockTimer(SilentObserver):
     """An observer that charges CPU time to blocks."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
+    def __init__(self, plan: Plan) -> None:
+        self.seconds: dict[int, float] = defaultdict(float)
+        self._index = {block.name: block.index for block in plan.blocks}
         self._last = time.process_time()
 
     def on_start(self, total_flops: float) -> None:
         self._last = time.process_time()
 
     def on_step(self, block: str, module: str, task: str, flops: float) -> None:
-        self._charge(block.rpartition(".")[2])
+        self._charge(self._index[block])
 
     def on_module(self, result: ModuleResult) -> None:
-        self._charge(str(result.block))
+        assert result.block is not None, "only blocks are calibrated here"
+        self._charge(result.block)
 
-    def _charge(self, block: str) -> None:
+    def _charge(self, block: int) -> None:
         now = time.process_time()
         self.seconds[block] += now - self._last
         self._last = now
@@ -139,18 +218,27 @@ class MemoryWatch:
             self.peak = max(self.peak, self._process.memory_info().rss)
 
 
-class RandomImages:
-    """Batches of random images, made when they are read, the same on each reading."""
+class RandomBatches:
+    """Batches of random inputs, made when they are read, the same on each reading."""
 
-    def __init__(self, n: int, batch_size: int, size: int, seed: int) -> None:
+    def __init__(self, shape: Shape, n: int, batch_size: int, seed: int) -> None:
         self._sizes = [min(batch_size, n - start) for start in range(0, n, batch_size)]
-        self._size, self._seed = size, seed
+        self._shape, self._seed = shape, seed
 
-    def __iter__(self) -> Iterator[Mapping[str, Tensor]]:
+    def __iter__(self) -> Iterator[Inputs]:
         generator = torch.Generator().manual_seed(self._seed)
         for count in self._sizes:
-            shape = (count, 3, self._size, self._size)
-            yield {"pixel_values": torch.randn(shape, generator=generator)}
+            yield self._shape.draw(count, generator)
+
+
+def whole_model(seconds: Mapping[int, float], shape: Shape, blocks: int) -> float:
+    """Extrapolate CPU-seconds by block to all blocks of the published model."""
+    total = 0.0
+    for stack, depth in enumerate(shape.depths):
+        measured = [seconds[stack * blocks + i] for i in range(blocks)]
+        interior = measured[1:-1] or measured
+        total += sum(measured) + (depth - blocks) * sum(interior) / len(interior)
+    return total
 
 
 def matmul_rate(dtype: torch.dtype, device: torch.device, threads: int) -> float:
@@ -185,12 +273,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     shape = SHAPES[options.shape]
-    config = CLIPVisionConfig(**shape, num_hidden_layers=options.blocks)
-    merged = cast(nn.Module, CLIPVisionModel(config).eval().requires_grad_(False))
+    merged = cast(nn.Module, shape.make(options.blocks).eval().requires_grad_(False))
     base = {k: v.clone() for k, v in merged.state_dict().items() if v.is_floating_point()}
     experts = {f"task{i}": perturbed(merged, i) for i in range(options.tasks)}
     data = {
-        task: RandomImages(options.n, options.batch_size, shape["image_size"], seed=100 + i)
+        task: RandomBatches(shape, options.n, options.batch_size, seed=100 + i)
         for i, task in enumerate(experts)
     }
     merged = merged.to(device)
@@ -201,24 +288,26 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         forward_dtype=options.forward_dtype,
         statistics_dtype=options.statistics_dtype,
     )
-    example = {"pixel_values": torch.randn(1, 3, shape["image_size"], shape["image_size"])}
-    plan = build_plan(merged, example, settings, clip_vision_rows(settings.nonclass_row_weight))
+    example = shape.draw(1, torch.Generator().manual_seed(0))
+    plan = build_plan(merged, example, settings, shape.rules)
     peak_one = matmul_rate(torch.float32, device, threads=1)
     estimate = estimate_cost(
         plan,
         merged,
         settings,
         tasks=options.tasks,
-        input_bytes=example["pixel_values"].nbytes,
+        input_bytes=sum(v.nbytes for v in example.values() if isinstance(v, Tensor))
+        + shape.held_bytes(merged, example),
         flops_per_second=matmul_rate(torch.float32, device, torch.get_num_threads()),
     )
-    blocks, clock, flops = BlockTimer(), PhaseClock(device), FlopCounter()
+    blocks, clock, flops = BlockTimer(plan), PhaseClock(device), FlopCounter()
     wall, cpu = time.perf_counter(), time.process_time()
     with MemoryWatch() as memory, flops:
         calibrate(merged, base, experts, data, plan, settings, observer=blocks, clock=clock)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    interior = [v for k, v in blocks.seconds.items() if k not in {"0", str(options.blocks - 1)}]
-    per_block = sum(interior) / len(interior) if interior else None
+    ends = {i for i in blocks.seconds if i % options.blocks in (0, options.blocks - 1)}
+    interior = [v for k, v in blocks.seconds.items() if k not in ends]
+    per_block = sum(interior) / len(interior) if interior and len(shape.depths) == 1 else None
     return {
         "options": vars(options),
         "machine": describe_machine(),
@@ -228,7 +317,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "cpu_seconds": cpu,
         "cpu_seconds_per_interior_block": per_block,
         "same_at_148_gflops": per_block and per_block * peak_one / REFERENCE_FLOPS,
-        "cpu_seconds_by_block": dict(blocks.seconds),
+        "cpu_seconds_by_block": {plan.blocks[i].name: v for i, v in blocks.seconds.items()},
+        "cpu_seconds_whole_model": whole_model(blocks.seconds, shape, options.blocks),
+        "blocks_whole_model": sum(shape.depths),
         "phases": [vars(cost) for cost in clock.costs()],
         "flops": flops.total,
         "share_of_peak": flops.total / cpu / peak_one if device.type == "cpu" else None,
@@ -243,7 +334,8 @@ def show(result: dict[str, Any]) -> None:
     options = result["options"]
     title = (
         f"{options['shape']}, {options['tasks']} tasks, n={options['n']}, "
-        f"{options['blocks']} blocks, {options['granularity']}, forwards {options['forward_dtype']}"
+        f"{options['blocks']} blocks per stack, {options['granularity']}, "
+        f"forwards {options['forward_dtype']}"
     )
     table = Table(title=title, show_header=False)
     gib = 2**30
@@ -258,6 +350,12 @@ def show(result: dict[str, Any]) -> None:
     if result["cpu_seconds_per_interior_block"]:
         row("an interior block", f"{result['cpu_seconds_per_interior_block']:.1f} CPU-s")
         row("  at 148 GFLOP/s", f"{result['same_at_148_gflops']:.1f} CPU-s")
+    for name, seconds in result["cpu_seconds_by_block"].items():
+        row(f"  {name}", f"{seconds:.1f} CPU-s")
+    row(
+        f"all {result['blocks_whole_model']} blocks, extrapolated",
+        f"{result['cpu_seconds_whole_model']:.0f} CPU-s",
+    )
     row("arithmetic", f"{result['flops'] / 1e12:.2f} TFLOP")
     if result["share_of_peak"]:
         row("share of the sgemm peak", f"{result['share_of_peak']:.0%}")

@@ -24,7 +24,9 @@ QUICK = {
     "regmean": ["method.merger.num_regmean_examples=16"],
 }
 VARIANTS = sorted(
-    path.stem for path in (Path(__file__).parents[1] / "config/method/featcal").glob("*.yaml")
+    path.stem
+    for path in (Path(__file__).parents[1] / "config/method/featcal").glob("*.yaml")
+    if not path.stem.startswith(("_", "flan_t5"))
 )
 
 

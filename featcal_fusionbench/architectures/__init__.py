@@ -8,12 +8,13 @@ from __future__ import annotations
 from torch import nn
 
 from ..errors import ModelPoolError
-from .base import Architecture
+from .base import Architecture, CompleteInputs, ItemCheck
 from .clip_vision import ClipVision
+from .t5 import T5
 
-__all__ = ["KNOWN", "Architecture", "architecture_of"]
+__all__ = ["KNOWN", "Architecture", "CompleteInputs", "ItemCheck", "architecture_of"]
 
-KNOWN: tuple[Architecture, ...] = (ClipVision(),)
+KNOWN: tuple[Architecture, ...] = (ClipVision(), T5())
 """The architectures, in the order in which they are asked."""
 
 

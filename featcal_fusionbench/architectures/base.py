@@ -2,37 +2,102 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from fusion_bench import BaseModelPool
-from torch import nn
+from torch import Tensor, nn
 
-from ..calibration import CalibrationSettings, RowRules
+from ..calibration import CalibrationSettings, RowRule, RowRules
+from ..calibration.drift import final_features
+from ..calibration.inputs import Inputs
 from ..data import PrepareInputs
 
-__all__ = ["Architecture"]
+__all__ = ["Architecture", "CompleteInputs", "ItemCheck"]
+
+CompleteInputs = Callable[[nn.Module, Inputs], Inputs]
+"""Adds to the inputs of a forward what only the task's expert, a loaded model, can give."""
 
 
-class Architecture(Protocol):
+@dataclass(frozen=True)
+class ItemCheck:
+    """What is known of a task's items before the work starts.
+
+    Attributes:
+        warnings: What the user should know.
+        lengths: Lengths of items by index, where they differ: items alike go into one batch.
+    """
+
+    warnings: tuple[str, ...] = ()
+    lengths: Mapping[int, int] = field(default_factory=dict)
+
+
+class Architecture(ABC):
     """The part of a calibration that depends on the architecture."""
 
-    @property
-    def name(self) -> str:
-        """What it is called in messages."""
-        ...
+    name: ClassVar[str]
+    """What it is called in messages."""
 
+    @abstractmethod
     def recognises(self, model: nn.Module) -> bool:
         """Whether the model is of this architecture."""
-        ...
 
+    @abstractmethod
     def row_rules(self, settings: CalibrationSettings) -> RowRules:
         """Row weights by module."""
-        ...
 
-    def load_processor(self, pool: BaseModelPool) -> object:
+    @abstractmethod
+    def load_processor(self, pool: BaseModelPool) -> Any:
         """What turns raw inputs into tensors; saved beside the calibrated model if it can be."""
-        ...
 
-    def prepare_inputs(self, processor: object) -> PrepareInputs:
-        """How items of a calibration data set become inputs of a forward, on the host."""
-        ...
+    @abstractmethod
+    def prepare_inputs(
+        self, processor: Any, model: nn.Module, settings: CalibrationSettings
+    ) -> PrepareInputs:
+        """How items of a calibration data set become inputs of a forward, on the host.
+
+        Args:
+            processor: What :meth:`load_processor` gave.
+            model: The base.
+            settings: The settings.
+        """
+
+    def check_items(
+        self,
+        task: str,
+        items: Iterable[tuple[int, Any]],
+        processor: Any,
+        model: nn.Module,
+        settings: CalibrationSettings,
+    ) -> ItemCheck:
+        """Look through all items drawn for a task, where that is cheap.
+
+        Args:
+            task: The task.
+            items: Index and content of each item; read when iterated over.
+            processor: What :meth:`load_processor` gave.
+            model: The base.
+            settings: The settings.
+
+        Raises:
+            CalibrationDataError: Items cannot be used; they are named.
+        """
+        return ItemCheck()
+
+    def complete_inputs(self, settings: CalibrationSettings) -> CompleteInputs | None:
+        """How a task's expert completes the prepared inputs; None where they are complete."""
+        return None
+
+    def held_bytes(self, model: nn.Module, inputs: Inputs) -> int:
+        """What the two paused forwards of some inputs hold besides features, for the estimate."""
+        return 0
+
+    def drift_rows(self, block: str) -> RowRule | None:
+        """Which rows of a block's output drift is measured on, ``""`` for the final features."""
+        return None
+
+    def final_features(self, output: Any) -> Tensor:
+        """The final features in a model's output, whose drift is measured."""
+        return final_features(output)

@@ -16,6 +16,7 @@ from ..calibration import CalibrationSettings, RowRule, RowRules
 from ..calibration.inputs import Inputs
 from ..data import PrepareInputs
 from ..errors import CalibrationDataError
+from .base import Architecture
 
 __all__ = ["ClassTokenRows", "ClipVision", "clip_vision_rows"]
 
@@ -60,11 +61,10 @@ def _rule(
     return ClassTokenRows(nonclass_row_weight)
 
 
-@dataclass(frozen=True)
-class ClipVision:
+class ClipVision(Architecture):
     """``transformers.CLIPVisionModel``, in either layout (with or without ``vision_model``)."""
 
-    name: str = "CLIP vision tower"
+    name = "CLIP vision tower"
 
     def recognises(self, model: nn.Module) -> bool:
         """Whether the model is a CLIP vision tower."""
@@ -84,7 +84,9 @@ class ClipVision:
                 f"or hub id of a CLIP processor ({type(error).__name__}: {error})"
             ) from error
 
-    def prepare_inputs(self, processor: Any) -> PrepareInputs:
+    def prepare_inputs(
+        self, processor: Any, model: nn.Module, settings: CalibrationSettings
+    ) -> PrepareInputs:
         """Images to ``pixel_values`` of shape (batch, 3, height, width), as evaluation does it."""
         if isinstance(processor, ProcessorMixin | BaseImageProcessor):
             return partial(_process, processor)

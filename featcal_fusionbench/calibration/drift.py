@@ -11,12 +11,17 @@ from torch import Tensor, nn
 from .errors import ForwardError
 from .expert_path import ExpertPath, Weights
 from .inputs import Inputs, place_inputs
-from .plan import Block
+from .plan import Block, RowRule
 from .results import BlockDrift, TaskDrift
 from .suspended import StopPoints, SuspendedForward
 from .trace import Trace
 
-__all__ = ["final_features", "measure_drift"]
+__all__ = ["all_rows", "final_features", "measure_drift"]
+
+
+def all_rows(block: str) -> RowRule | None:
+    """Every row of every block counts."""
+    return None
 
 
 def final_features(output: Any) -> Tensor:
@@ -35,6 +40,7 @@ def measure_drift(
     blocks: tuple[Block, ...],
     trace: Trace,
     features: Callable[[Any], Tensor] = final_features,
+    rows: Callable[[str], RowRule | None] = all_rows,
 ) -> tuple[TaskDrift, ...]:
     """Measure the drift of a model from its experts, block by block.
 
@@ -50,6 +56,8 @@ def measure_drift(
         blocks: The blocks in forward order.
         trace: A traced forward of the model.
         features: Picks the final features out of a model's output.
+        rows: Row weights by the block's name, ``""`` for the final features; rows of weight 0
+            (padding) are left out, all others count alike.
 
     Returns:
         One entry per task that has inputs.
@@ -64,7 +72,9 @@ def measure_drift(
             squares = _Squares(len(blocks))
             for batch in data.get(task, ()):
                 inputs = place_inputs(batch, model)
-                _measure_batch(model, path, weights, inputs, ends, trace, features, squares, task)
+                _measure_batch(
+                    model, path, weights, inputs, ends, trace, features, rows, squares, task
+                )
             if squares.inputs:
                 drifts.append(squares.drift(task, blocks))
     return tuple(drifts)
@@ -97,6 +107,7 @@ def _measure_batch(
     ends: list[tuple[Block, int]],
     trace: Trace,
     features: Callable[[Any], Tensor],
+    rows: Callable[[str], RowRule | None],
     squares: _Squares,
     task: str,
 ) -> None:
@@ -126,12 +137,13 @@ def _measure_batch(
             total = hidden.pop(block.name) - target
             local = _hidden(model.get_submodule(block.name).forward(*args, **kwargs)) - target
             for column, part in enumerate((total, local, total - local, target)):
-                squares.blocks[index, column] += _sum_of_squares(part)
+                squares.blocks[index, column] += _sum_of_squares(part, rows(block.name), inputs)
         with path.resident(weights, event, trace.events + 1):
             reference = features(expert.finish())
     finally:
         expert.close()
-    squares.final += torch.stack([_sum_of_squares(final - reference), _sum_of_squares(reference)])
+    for column, part in enumerate((final - reference, reference)):
+        squares.final[column] += _sum_of_squares(part, rows(""), inputs)
     squares.inputs += len(final)
 
 
@@ -146,5 +158,7 @@ def _hidden(output: Any) -> Tensor:
     return hidden
 
 
-def _sum_of_squares(tensor: Tensor) -> Tensor:
+def _sum_of_squares(tensor: Tensor, rule: RowRule | None, inputs: Inputs) -> Tensor:
+    if rule is not None:
+        tensor = tensor[rule(tensor, inputs) > 0]
     return tensor.to(torch.float64).square().sum().cpu()

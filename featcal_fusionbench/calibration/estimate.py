@@ -80,7 +80,8 @@ def estimate_cost(
     inputs = tasks * settings.n_samples
     element = 2 if settings.forward_dtype == "bfloat16" else 4
     groups = [group for stage in plan.stages for group in stage.groups]
-    narrow = min(group.leader.rows * group.leader.in_features for group in groups)
+    rows = max(group.leader.rows for group in groups)  # of the encoder, where there are two stacks
+    narrow = rows * min(g.leader.in_features for g in groups if g.leader.rows == rows)
     wide = max(group.leader.rows * group.leader.in_features for group in groups)
     work = inputs * sum(map(plan.flops, plan.stages)) + sum(map(_solve_flops, groups))
     held = _HELD_WIDTHS[plan.granularity] * narrow + (wide if plan.granularity == "module" else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -85,7 +85,8 @@ def _holders(model: nn.Module, trace: Trace) -> Iterator[_Holder]:
     """The modules with tensors of their own and the intervals in which they are read.
 
     A module that is never called (its weight is read by its parent) is read while its nearest
-    called ancestor runs; what has none may be read at any time.
+    called ancestor runs; what has none may be read at any time. A module that is never called and
+    shares all its tensors with modules that are (T5's ``shared`` embedding) only lends them.
     """
     intervals: dict[str, list[tuple[int, int]]] = {}
     for call in trace.calls:
@@ -96,7 +97,15 @@ def _holders(model: nn.Module, trace: Trace) -> Iterator[_Holder]:
         called = name
         while called and called not in intervals:
             called = called.rpartition(".")[0]
+        if not called and _only_lends(module, [model.get_submodule(n) for n in intervals]):
+            continue
         yield _Holder(name, tuple(intervals.get(called, [(-1, trace.events + 1)])))
+
+
+def _only_lends(module: nn.Module, called: Iterable[nn.Module]) -> bool:
+    held = {id(p) for other in called for p in other.parameters(recurse=False)}
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return all(id(tensor) in held for tensor in own)
 
 
 def _own_tensors(model: nn.Module, module: str, computed: Mapping[str, Tensor]) -> Iterator[str]:

@@ -12,12 +12,20 @@ import torch
 
 from .errors import SettingsError
 
-__all__ = ["CalibrationSettings", "FailurePolicy", "ForwardDtype", "Granularity", "StatisticsDtype"]
+__all__ = [
+    "CalibrationSettings",
+    "DecoderInputs",
+    "FailurePolicy",
+    "ForwardDtype",
+    "Granularity",
+    "StatisticsDtype",
+]
 
 Granularity = Literal["module", "block"]
 StatisticsDtype = Literal["float32", "float64"]
 ForwardDtype = Literal["float32", "float64", "bfloat16"]
 FailurePolicy = Literal["raise", "keep"]
+DecoderInputs = Literal["expert", "labels"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +57,9 @@ class CalibrationSettings:
         forward_dtype: Precision of the forwards; ``bfloat16`` is faster and less exact.
         nonclass_row_weight: Weight in [0, 1] of rows other than the class token's in the last
             block of a CLIP vision tower (not in ``k_proj`` and ``v_proj``, which all tokens read).
+        decoder_inputs: What the decoder of an encoder-decoder reads: ``expert``, the answer that
+            the task's expert gives greedily (no labels needed), or ``labels``, the data set's.
+        decoder_tokens: Tokens that an expert generates at most, ≥ 1.
         on_failure: ``raise`` stops at a module that cannot be solved; ``keep`` leaves it its merged
             values and counts it in the report.
 
@@ -72,6 +83,8 @@ class CalibrationSettings:
     statistics_dtype: StatisticsDtype = "float32"
     forward_dtype: ForwardDtype = "float32"
     nonclass_row_weight: float = 0.01
+    decoder_inputs: DecoderInputs = "expert"
+    decoder_tokens: int = 10
     on_failure: FailurePolicy = "raise"
 
     def __post_init__(self) -> None:
@@ -80,6 +93,7 @@ class CalibrationSettings:
             ("statistics_dtype", get_args(StatisticsDtype)),
             ("forward_dtype", get_args(ForwardDtype)),
             ("on_failure", get_args(FailurePolicy)),
+            ("decoder_inputs", get_args(DecoderInputs)),
         ):
             if getattr(self, name) not in choices:
                 raise SettingsError(
@@ -94,7 +108,13 @@ class CalibrationSettings:
             raise SettingsError(
                 "epsilon=0 would divide by zero: set a small positive value, e.g. 1e-8."
             )
-        for name, low in (("n_samples", 1), ("n_heldout", 0), ("batch_size", 1), ("seed", 0)):
+        for name, low in (
+            ("n_samples", 1),
+            ("n_heldout", 0),
+            ("batch_size", 1),
+            ("seed", 0),
+            ("decoder_tokens", 1),
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise SettingsError(f"{name}={value!r} must be a whole number of at least {low}.")

@@ -1,0 +1,302 @@
+"""T5: an encoder and a decoder, each with its own padding, that share one table of embeddings.
+
+Modules of the encoder see the input's tokens, modules of the decoder the answer's; keys and values
+of the decoder's cross-attention see the encoder's output. Padding counts nowhere. What the decoder
+reads is the answer that the task's expert gives, generated greedily before the calibration, or, by
+setting, the answer in the data set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from fusion_bench import BaseModelPool
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
+
+from ..calibration import CalibrationSettings, RowRule, RowRules
+from ..calibration.inputs import Inputs, place_inputs
+from ..data import PrepareInputs, load_tokenizer
+from ..errors import CalibrationDataError
+from .base import Architecture, CompleteInputs, ItemCheck
+
+__all__ = ["T5", "TokenRows", "answer_greedily", "t5_rows"]
+
+# Rows of the embedding that no token has, at most: published models round their number up.
+_MOST_UNUSED_ROWS = 1024
+# Columns of a data set that hold texts which are not tokenised yet.
+_TEXT, _TARGET = ("input_text", "text"), "target_text"
+_IGNORED = -100
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Weight 1 for real tokens, 0 for padding.
+
+    Attributes:
+        mask: The inputs' mask: that of the encoder's tokens or that of the decoder's.
+    """
+
+    mask: Literal["attention_mask", "decoder_attention_mask"]
+
+    def __str__(self) -> str:
+        side = "decoder" if self.mask == "decoder_attention_mask" else "encoder"
+        return f"{side} tokens"
+
+    def __call__(self, features: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        """Row weights of features of shape (batch, tokens, width)."""
+        return inputs[self.mask].to(features.device)
+
+
+_ENCODER, _DECODER = TokenRows("attention_mask"), TokenRows("decoder_attention_mask")
+
+
+def t5_rows(module: str, block: int | None, blocks: int) -> RowRule:
+    """Row weights of T5's modules, by the tokens that each of them reads."""
+    reads_encoder = module.endswith((".EncDecAttention.k", ".EncDecAttention.v"))
+    in_decoder = module.startswith(("decoder.", "lm_head"))
+    return _DECODER if in_decoder and not reads_encoder else _ENCODER
+
+
+class T5(Architecture):
+    """``transformers.T5ForConditionalGeneration`` in all its sizes and both versions."""
+
+    name = "T5"
+
+    def recognises(self, model: nn.Module) -> bool:
+        """Whether the model is a T5 with a language modelling head."""
+        return isinstance(model, T5ForConditionalGeneration)
+
+    def row_rules(self, settings: CalibrationSettings) -> RowRules:
+        """Padding counts nowhere."""
+        return t5_rows
+
+    def drift_rows(self, block: str) -> RowRule:
+        """Padding counts nowhere; the final features are the decoder's."""
+        return t5_rows(block or "lm_head", None, 0)
+
+    def final_features(self, output: Any) -> Tensor:
+        """The logits less their mean over the vocabulary, which no probability depends on."""
+        return output.logits - output.logits.mean(-1, keepdim=True)
+
+    def load_processor(self, pool: BaseModelPool) -> PreTrainedTokenizerBase:
+        """The pool's tokenizer."""
+        return load_tokenizer(pool)
+
+    def prepare_inputs(
+        self, processor: Any, model: nn.Module, settings: CalibrationSettings
+    ) -> PrepareInputs:
+        """Rows of token ids, or texts, to padded batches.
+
+        With ``decoder_inputs=expert`` the decoder inputs are placeholders, as long as the longest
+        answer, until :meth:`complete_inputs` puts the expert's in their place.
+
+        Raises:
+            CalibrationDataError: The tokenizer is not the model's.
+        """
+        _require_the_models_tokenizer(processor, model)
+        start, _ = _special_tokens(model)
+        return partial(_prepare, processor, start, settings)
+
+    def check_items(
+        self,
+        task: str,
+        items: Iterable[tuple[int, Any]],
+        processor: Any,
+        model: nn.Module,
+        settings: CalibrationSettings,
+    ) -> ItemCheck:
+        """Find texts that are empty, too long or of another vocabulary, and missing labels."""
+        found: dict[str, list[int]] = {}
+        answers: set[tuple[int, ...]] = set()
+        lengths: dict[int, int] = {}
+        size = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
+        for index, item in items:
+            try:
+                ids, mask = _tokens(item, processor)
+                answer = _answer(item, processor)
+            except (KeyError, TypeError) as error:
+                raise CalibrationDataError(f"task {task}, item {index}: {error.args[0]}") from error
+            real = ids[mask > 0]
+            lengths[index] = len(ids)
+            if answer is not None:
+                answers.add(tuple(answer.tolist()))
+            needs_answer = settings.decoder_inputs == "labels"
+            for problem, is_so in (
+                ("no column 'labels' or 'target_text'", needs_answer and answer is None),
+                ("no token in the labels", needs_answer and answer is not None and not len(answer)),
+                ("an empty text", not _has_content(real, processor)),
+                (f"more tokens than the tokenizer's model_max_length "
+                 f"{processor.model_max_length}", len(real) > processor.model_max_length),
+                (f"tokens beyond the model's vocabulary of {size}",
+                 len(real) > 0 and not 0 <= int(real.min()) <= int(real.max()) < size),
+            ):  # fmt: skip
+                if is_so:
+                    found.setdefault(problem, []).append(index)
+        if found:
+            problems = "; ".join(f"{what} in {_some(where)}" for what, where in found.items())
+            raise CalibrationDataError(
+                f"the calibration data of task {task} cannot be used: {problems}. Filter or "
+                "tokenise the data set again with the model's tokenizer; "
+                "decoder_inputs=expert needs no labels."
+            )
+        warnings = []
+        if len(answers) == 1 and len(lengths) > 1:
+            answer = processor.decode(next(iter(answers)), skip_special_tokens=True)
+            warnings.append(
+                f"task {task}: all {len(lengths)} items drawn have the same label, {answer!r}: "
+                "draw from a data set with every class in it."
+            )
+        return ItemCheck(tuple(warnings), lengths)
+
+    def held_bytes(self, model: nn.Module, inputs: Inputs) -> int:
+        """The encoder's position bias with its mask, (batch, heads, tokens, tokens), twice."""
+        batch, tokens = inputs["input_ids"].shape
+        return 2 * 4 * batch * tokens**2 * model.config.num_heads  # pyright: ignore
+
+    def complete_inputs(self, settings: CalibrationSettings) -> CompleteInputs | None:
+        """The expert's greedy answers, where they are what the decoder shall read."""
+        if settings.decoder_inputs == "labels":
+            return None
+        return partial(answer_greedily, tokens=settings.decoder_tokens)
+
+
+def answer_greedily(expert: nn.Module, inputs: Inputs, *, tokens: int) -> Inputs:
+    """Put what the expert answers, token by token, in the place of the decoder inputs.
+
+    Written out instead of ``generate``, whose result may depend on a checkpoint's generation
+    settings: this is what the decoder reads while it answers, without the end of the answer.
+
+    Args:
+        expert: A T5, in evaluation mode.
+        inputs: Inputs of a forward; their decoder inputs are not looked at.
+        tokens: Length of the answer at most.
+
+    Returns:
+        The inputs with ``decoder_input_ids`` of shape (batch, longest answer), on the host.
+    """
+    start, ends = _special_tokens(expert)
+    given = place_inputs(inputs, expert)
+    encoder = {key: given[key] for key in ("input_ids", "attention_mask")}
+    ids = torch.full_like(encoder["input_ids"][:, :1], start)
+    real = torch.ones_like(ids)
+    with torch.no_grad():
+        encoded = expert.get_encoder()(**encoder)  # pyright: ignore[reportCallIssue]
+        for _ in range(tokens - 1):
+            logits = expert(
+                encoder_outputs=encoded,
+                attention_mask=encoder["attention_mask"],
+                decoder_input_ids=ids,
+                use_cache=False,
+            ).logits[:, -1:]
+            following = logits.argmax(-1)
+            goes_on = real[:, -1:] * ~torch.isin(following, ends.to(following.device))
+            if not bool(goes_on.any()):
+                break
+            ids = torch.cat([ids, torch.where(goes_on > 0, following, start)], dim=1)
+            real = torch.cat([real, goes_on], dim=1)
+    completed = {"decoder_input_ids": ids.cpu(), "decoder_attention_mask": real.cpu()}
+    return {**inputs, **completed}
+
+
+def _prepare(
+    tokenizer: Any, start: int, settings: CalibrationSettings, items: Sequence[Any]
+) -> Inputs:
+    rows = [_tokens(item, tokenizer) for item in items]
+    if settings.decoder_inputs == "labels":
+        answers = [_answer(item, tokenizer) for item in items]
+        if any(answer is None or not len(answer) for answer in answers):
+            raise KeyError("no label: set decoder_inputs=expert, which needs none")
+        read = [torch.cat([answer.new_tensor([start]), answer[:-1]]) for answer in answers]  # pyright: ignore
+    else:
+        read = [torch.full((settings.decoder_tokens,), start) for _ in items]
+    return {
+        "input_ids": pad_sequence([ids for ids, _ in rows], batch_first=True),
+        "attention_mask": pad_sequence([mask for _, mask in rows], batch_first=True),
+        "decoder_input_ids": pad_sequence(read, batch_first=True),
+        "decoder_attention_mask": pad_sequence([torch.ones_like(r) for r in read], True),
+        "use_cache": False,
+    }
+
+
+def _tokens(item: Any, tokenizer: Any) -> tuple[Tensor, Tensor]:
+    """Token ids and mask of an item without its padding, whichever side that is on."""
+    if not isinstance(item, Mapping):
+        raise TypeError(f"items must be rows with the column 'input_ids', not {type(item)}")
+    if "input_ids" in item:
+        ids = torch.as_tensor(item["input_ids"], dtype=torch.long).reshape(-1)
+        given = item.get("attention_mask")
+        mask = ids != tokenizer.pad_token_id if given is None else torch.as_tensor(given)
+        mask = mask.reshape(-1).long()
+    else:
+        text = next((item[key] for key in _TEXT if key in item), None)
+        if not isinstance(text, str):
+            raise KeyError(
+                f"no column 'input_ids' of token ids, nor 'input_text' or 'text', among "
+                f"{', '.join(map(str, item))}"
+            )
+        ids = torch.tensor(tokenizer(text, truncation=True)["input_ids"], dtype=torch.long)
+        mask = torch.ones_like(ids)
+    (real,) = mask.nonzero(as_tuple=True)
+    kept = slice(int(real[0]), int(real[-1]) + 1) if len(real) else slice(0)
+    return ids[kept], mask[kept]
+
+
+def _answer(item: Mapping[str, Any], tokenizer: Any) -> Tensor | None:
+    """Token ids of an item's label, or None where it has none."""
+    if isinstance(item.get(_TARGET), str):
+        labels = torch.tensor(tokenizer(item[_TARGET])["input_ids"], dtype=torch.long)
+    elif isinstance(item.get("labels"), Sequence | Tensor):
+        labels = torch.as_tensor(item["labels"], dtype=torch.long).reshape(-1)
+    else:
+        return None
+    return labels[(labels != _IGNORED) & (labels != tokenizer.pad_token_id)]
+
+
+def _has_content(ids: Tensor, tokenizer: Any) -> bool:
+    special = torch.tensor(tokenizer.all_special_ids, dtype=torch.long)
+    return bool((~torch.isin(ids, special)).any())
+
+
+def _special_tokens(model: Any) -> tuple[int, Tensor]:
+    """The token that a decoder starts with, and those that end an answer."""
+    config, generation = model.config, model.generation_config
+    starts = (
+        generation.decoder_start_token_id,
+        getattr(config, "decoder_start_token_id", None),
+        config.pad_token_id,
+    )
+    ends = generation.eos_token_id
+    ends = config.eos_token_id if ends is None else ends
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    return next(int(s) for s in starts if s is not None), torch.tensor(ends, dtype=torch.long)
+
+
+def _require_the_models_tokenizer(tokenizer: Any, model: Any) -> None:
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise CalibrationDataError(
+            f"modelpool.tokenizer is a {type(tokenizer).__name__}, not a tokenizer."
+        )
+    rows, tokens = model.get_input_embeddings().weight.shape[0], len(tokenizer)
+    pad, end = model.config.pad_token_id, model.config.eos_token_id
+    if (
+        not tokens <= rows <= tokens + _MOST_UNUSED_ROWS
+        or tokenizer.pad_token_id != pad
+        or tokenizer.eos_token_id != end
+    ):
+        raise CalibrationDataError(
+            f"the tokenizer {tokenizer.name_or_path!r} is not the model's: it has {tokens} tokens, "
+            f"padding {tokenizer.pad_token_id} and end {tokenizer.eos_token_id}; the model has "
+            f"{rows}, {pad} and {end}. Set modelpool.tokenizer to the one that the base was "
+            "trained with."
+        )
+
+
+def _some(indices: Sequence[int], limit: int = 5) -> str:
+    more = f" and {len(indices) - limit} more" if len(indices) > limit else ""
+    return f"item{'s' * (len(indices) > 1)} {', '.join(map(str, indices[:limit]))}{more}"

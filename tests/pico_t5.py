@@ -1,0 +1,295 @@
+"""A T5 of a few thousand weights with full and LoRA experts, and a GLUE of a few dozen rows.
+
+`build_pico_t5` writes below one directory all that FusionBench's FLAN-T5 path needs offline:
+
+- `base/`: a `T5ForConditionalGeneration` with a tokenizer of its own. As in FLAN-T5 its embeddings
+  are shared and its head is not. It is trained for some seconds to answer all tasks somehow;
+- `experts/<task>/` and `adapters/<task>/`: an expert in full, and as a LoRA adapter of the base;
+- `glue/`: GLUE's eight text tasks with a few dozen made-up rows, as the configurations of a data
+  set that `datasets.load_dataset("glue", name)` reads when the current directory is the root.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from pico import run_fusion_bench
+from tiny import fill, randn
+
+# Columns of the texts, and number of classes; stsb has a score from 0 to 5.
+GLUE: dict[str, tuple[tuple[str, ...], int]] = {
+    "cola": (("sentence",), 2),
+    "mnli": (("premise", "hypothesis"), 3),
+    "mrpc": (("sentence1", "sentence2"), 2),
+    "qnli": (("question", "sentence"), 2),
+    "qqp": (("question1", "question2"), 2),
+    "rte": (("sentence1", "sentence2"), 2),
+    "sst2": (("sentence",), 2),
+    "stsb": (("sentence1", "sentence2"), 0),
+}
+ROWS = {"train": 40, "validation": 24}
+WORDS = (
+    "the film is good bad cat dog runs sleeps question answered by text or not a red blue house "
+    "in under over it was never always seen read told"
+).split()
+
+
+@dataclass(frozen=True)
+class PicoT5:
+    """Where a pico T5 family lies, and how to run FusionBench on it.
+
+    Attributes:
+        root: the directory that `build_pico_t5` filled; run FusionBench there.
+    """
+
+    root: Path
+
+    @property
+    def base(self) -> Path:
+        """Directory of the base and its tokenizer."""
+        return self.root / "base"
+
+    def expert(self, task: str) -> Path:
+        """Directory of the expert of `task`."""
+        return self.root / "experts" / task
+
+    def adapter(self, task: str) -> Path:
+        """Directory of the LoRA adapter of `task`."""
+        return self.root / "adapters" / task
+
+    def overrides(self, *extra: str, lora: bool = False) -> list[str]:
+        """Hydra overrides that put this family into the shipped configs for FLAN-T5."""
+        pool = "flan-t5-base_glue_lora16_featcal" if lora else "flan-t5-base_glue_featcal"
+        source = "pretrained_model_name_or_path"
+        models = [f"modelpool.models._pretrained_.{source}={self.base}"]
+        for task in GLUE:
+            entry = f"modelpool.models.glue-{task}"
+            if lora:
+                models += [f"{entry}.base_model_path={self.base}",
+                           f"{entry}.peft_model_path={self.adapter(task)}"]  # fmt: skip
+            else:
+                models.append(f"{entry}.{source}={self.expert(task)}")
+        return [
+            f"modelpool=Seq2SeqLMPool/{pool}",
+            "taskpool=flan-t5_glue_text_generation",
+            *models,
+            f"modelpool.tokenizer.{source}={self.base}",
+            f"taskpool.tokenizer={self.base}",
+            "taskpool.num_workers=0",
+            "fabric.accelerator=cpu",
+            *extra,
+        ]
+
+    def pool(self, *, lora: bool = False, tasks: Iterable[str] = GLUE, **changes: Any) -> Any:
+        """The model pool of the shipped config on this family; run where `./glue` is.
+
+        Args:
+            lora: whether the experts are adapters.
+            tasks: those that it is to keep.
+            changes: values of the config to replace.
+        """
+        import hydra
+        from fusion_bench import instantiate
+        from fusion_bench.constants import DEFAULT_CONFIG_PATH
+        from omegaconf import OmegaConf
+
+        with hydra.initialize_config_dir(str(DEFAULT_CONFIG_PATH), version_base=None):
+            overrides = self.overrides(lora=lora)
+            config = hydra.compose("fabric_model_fusion", overrides=overrides).modelpool
+        OmegaConf.resolve(config)
+        OmegaConf.set_struct(config, False)
+        for task in set(GLUE) - set(tasks):
+            del config.models[f"glue-{task}"]
+        return instantiate(OmegaConf.merge(config, changes))
+
+    def run_method(self, *overrides: str, lora: bool = False) -> Any:
+        """Compose a method and this family's pool, and run the one on the other."""
+        import hydra
+        from fusion_bench import instantiate
+        from fusion_bench.constants import DEFAULT_CONFIG_PATH
+        from omegaconf import OmegaConf
+
+        with hydra.initialize_config_dir(str(DEFAULT_CONFIG_PATH), version_base=None):
+            overrides = (*self.overrides(*overrides, lora=lora),)
+            config = hydra.compose("fabric_model_fusion", overrides=list(overrides))
+        OmegaConf.resolve(config.method)
+        return instantiate(config.method).run(self.pool(lora=lora))
+
+    def run_cli(self, *overrides: str, lora: bool = False) -> subprocess.CompletedProcess[str]:
+        """Run the installed `fusion_bench` command on this family."""
+        return run_fusion_bench(self.overrides(*overrides, lora=lora), cwd=self.root)
+
+
+def build_pico_t5(root: Path) -> PicoT5:
+    """Write base, experts, adapters and data below `root` (some ten seconds, 10 MB)."""
+    pico = PicoT5(root)
+    rows = {task: {split: _rows(task, split) for split in ROWS} for task in GLUE}
+    _write_glue(root / "glue", rows)
+    words = tokenizer()
+    base = _base(len(words))
+    _train(base, words, rows)
+    words.save_pretrained(pico.base)
+    base.save_pretrained(pico.base)
+    for task in GLUE:
+        _expert(base, task).save_pretrained(pico.expert(task))
+        _adapter(pico, task)
+    return pico
+
+
+@lru_cache
+def tokenizer() -> Any:
+    """Unigram pieces with T5's special tokens at T5's places, trained on the texts below."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.Unigram())
+    words.pre_tokenizer = pre_tokenizers.Metaspace()  # pyright: ignore
+    words.decoder = decoders.Metaspace()  # pyright: ignore
+    trainer = trainers.UnigramTrainer(
+        vocab_size=220,
+        special_tokens=["<pad>", "</s>", "<unk>"],
+        unk_token="<unk>",
+        show_progress=False,
+    )
+    words.train_from_iterator(_corpus(), trainer)
+    words.post_processor = processors.TemplateProcessing(  # pyright: ignore
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_max_length=256,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def _corpus() -> list[str]:
+    from fusion_bench.tasks.flan_t5_text_generation.glue_prompt_templates import (
+        glue_prompt_templates,
+    )
+
+    prompts = [template["input_text"] for template in glue_prompt_templates.values()]
+    answers = "acceptable unacceptable entailment neutral contradiction yes no positive negative"
+    return [*prompts, *[answers] * 5, "0.0 1.2 2.4 3.6 4.8 5.0 7 9", *[" ".join(WORDS)] * 3]
+
+
+def _rows(task: str, split: str) -> list[dict[str, Any]]:
+    """Made-up sentences with labels that depend on one word."""
+    chance = random.Random(f"{task}/{split}")
+    columns, classes = GLUE[task]
+    rows = []
+    for index in range(ROWS[split]):
+        row: dict[str, Any] = {
+            column: " ".join(chance.choices(WORDS, k=chance.randint(2, 8))) for column in columns
+        }
+        label = chance.randrange(classes or 6)
+        row[columns[0]] += f" {WORDS[label + 3]}"
+        rows.append(row | {"label": label if classes else float(label), "idx": index})
+    return rows
+
+
+def _write_glue(path: Path, rows: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    card = ["---", "configs:"]
+    for task, splits in rows.items():
+        columns, classes = GLUE[task]
+        features = Features({column: Value("string") for column in columns})
+        features["label"] = ClassLabel(num_classes=classes) if classes else Value("float32")
+        features["idx"] = Value("int32")
+        card += [f"- config_name: {task}", "  data_files:"]
+        for split, content in splits.items():
+            name = "validation_matched" if (task, split) == ("mnli", "validation") else split
+            file = f"{task}/{name}.parquet"
+            Dataset.from_list(content, features=features).to_parquet(path / file)
+            card += [f"  - split: {name}", f"    path: {file}"]
+    (path / "README.md").write_text("\n".join([*card, "---", ""]))
+
+
+def _base(vocabulary: int) -> Any:
+    from torch import nn
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=-(-vocabulary // 32) * 32, d_model=32, d_kv=8, d_ff=48, num_layers=2,
+        num_heads=4, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
+        decoder_start_token_id=0, dropout_rate=0.0,
+    )  # fmt: skip
+    model = T5ForConditionalGeneration(config)
+    # transformers 5 unties a head only while it loads a checkpoint that has its own
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+    fill(model)
+    return model
+
+
+def _train(model: Any, words: Any, rows: Any, steps: int = 100) -> None:
+    """Teach the base the form of the answers, and a little of what they depend on."""
+    from fusion_bench.tasks.flan_t5_text_generation.glue_preprocessors import glue_processors
+    from fusion_bench.tasks.flan_t5_text_generation.glue_prompt_templates import (
+        glue_prompt_templates,
+    )
+
+    examples = []
+    for task, splits in rows.items():
+        prepare = glue_processors[task](
+            words,
+            {"padding": "max_length", "truncation": True, "return_tensors": "pt"},
+            glue_prompt_templates[task],
+        )
+        columns = {key: [row[key] for row in splits["train"]] for key in splits["train"][0]}
+        examples.append(prepare(columns))
+    ids = torch.cat([e["input_ids"] for e in examples])
+    ids = ids[:, : int((ids != 0).sum(1).max())]
+    labels = torch.cat([e["labels"] for e in examples])[:, :10]
+    optimiser = torch.optim.AdamW(model.parameters(), 5e-3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        chosen = torch.randint(len(ids), (24,), generator=generator)
+        batch = ids[chosen]
+        loss = model(
+            input_ids=batch, attention_mask=(batch != 0).long(), labels=labels[chosen]
+        ).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+
+def _expert(base: Any, task: str) -> Any:
+    expert = copy.deepcopy(base)
+    with torch.no_grad():
+        for name, value in expert.named_parameters():
+            size = 0.15 * value.std() if value.dim() > 1 else 0.02
+            value.add_(randn(*value.shape, key=f"{task}/{name}").float(), alpha=float(size))
+    return expert
+
+
+def _adapter(pico: PicoT5, task: str) -> None:
+    """Write an adapter as peft does after training on the base's path."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForSeq2SeqLM
+
+    base = AutoModelForSeq2SeqLM.from_pretrained(pico.base)
+    config = LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, lora_alpha=8, target_modules=["q", "v"])
+    model: Any = get_peft_model(base, config)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora_" in name:
+                value.copy_(0.2 * randn(*value.shape, key=f"{task}/{name}"))
+    model.save_pretrained(pico.adapter(task))
+
+
+if __name__ == "__main__":
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    build_pico_t5(Path(sys.argv[1]))
