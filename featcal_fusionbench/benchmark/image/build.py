@@ -20,38 +20,31 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 from torch import Tensor
 from transformers import CLIPModel, CLIPProcessor, CLIPTokenizer, CLIPVisionModel
 
-from featcal_fusionbench.benchmark.checkpoint import save_base, save_tower
-from featcal_fusionbench.benchmark.images import task_arrays
-from featcal_fusionbench.benchmark.recipe import Recipe, default_link
-from featcal_fusionbench.benchmark.storage import atomic_directory, atomic_file, replace_link
-from featcal_fusionbench.benchmark.tasks import TASKS, Task, load_split
-from featcal_fusionbench.benchmark.text import untrained_base, write_processor
-from featcal_fusionbench.benchmark.tower import (
+from featcal_fusionbench.benchmark.image.checkpoint import save_base, save_tower
+from featcal_fusionbench.benchmark.image.images import task_arrays
+from featcal_fusionbench.benchmark.image.recipe import Recipe, default_link
+from featcal_fusionbench.benchmark.image.tasks import TASKS, Task, load_split
+from featcal_fusionbench.benchmark.image.text_side import untrained_base, write_processor
+from featcal_fusionbench.benchmark.image.tower import (
     IMAGE_MEAN,
     IMAGE_STD,
     pretrained_tower,
     vision_transformer,
 )
-from featcal_fusionbench.benchmark.train import (
+from featcal_fusionbench.benchmark.image.train import (
     class_embeddings,
     normalise,
     pooled_features,
-    seeded,
     tune_expert,
     tune_text,
 )
+from featcal_fusionbench.benchmark.progress import build_progress
+from featcal_fusionbench.benchmark.storage import atomic_directory, atomic_file, replace_link
+from featcal_fusionbench.benchmark.training import seeded
 
 
 @dataclass(frozen=True)
@@ -89,15 +82,7 @@ def build(recipe: Recipe) -> Build:
     parts.directory.mkdir(parents=True, exist_ok=True)
     with atomic_file(parts.directory / "recipe.json") as scratch:
         scratch.write_text(json.dumps(dataclasses.asdict(recipe), indent=2))
-    columns = (
-        TextColumn("{task.description:<28}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns) as progress:
+    with build_progress() as progress:
         for task in progress.track(TASKS.values(), description="images"):
             if not parts.data(task.name).is_file():
                 with atomic_file(parts.data(task.name)) as scratch:
