@@ -1,4 +1,7 @@
-"""The tokenizer: a Unigram model (arXiv 1804.10959) of the training texts, lower-cased."""
+"""The tokenizer: byte-pair encoding (arXiv 1508.07909) of the training texts, lower-cased.
+
+T5's own is a Unigram model; the trainer of those gives another vocabulary each time it is run.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,9 @@ PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 SENTINELS = tuple(f"<extra_id_{index}>" for index in range(16))
 """Stand for the corrupted spans of an input, and mark them in its target."""
 
+MAX_ALPHABET = 200
+"""Characters that are pieces; the rarer ones (of other scripts, mostly) are unknown."""
+
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a tokenizer whose ids 0, 1 and 2 are padding, end and unknown, as T5's are.
@@ -28,39 +34,23 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
         texts: what it is to encode well.
         vocabulary: number of pieces, special ones included.
     """
-    tokenizer = Tokenizer(models.Unigram())
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
+    trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=[PAD, END, UNKNOWN, *SENTINELS],
-        unk_token=UNKNOWN,
+        limit_alphabet=MAX_ALPHABET,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer = _reproducible(tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}",
         pair=f"$A {END} $B {END}",
         special_tokens=[(END, tokenizer.token_to_id(END))],
     )
     return tokenizer
-
-
-def _reproducible(tokenizer: Tokenizer) -> Tokenizer:
-    """Round the pieces' scores and sort the pieces by them.
-
-    The trainer adds up counts in an order that differs from run to run, so scores differ in their
-    last digits, and pieces whose scores are equal change places.
-    """
-    document = json.loads(tokenizer.to_str())
-    pieces = document["model"]["vocab"]
-    special = 3 + len(SENTINELS)
-    rounded = [(piece, round(score, 3)) for piece, score in pieces[special:]]
-    rounded.sort(key=lambda pair: (-pair[1], pair[0]))
-    document["model"]["vocab"] = [*pieces[:special], *rounded]
-    return Tokenizer.from_str(json.dumps(document))
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
