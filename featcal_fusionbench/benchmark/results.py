@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from dataclasses import dataclass
-from pathlib import Path
-
-from featcal_fusionbench.benchmark.storage import atomic_file
+from dataclasses import dataclass, field
 
 MERGED = "merged"
 EXPERTS = "experts"
@@ -22,14 +18,16 @@ class RowResult:
     Attributes:
         row: key of the row.
         seed: seed of the build and of the run.
-        accuracies: by task, from 0 to 1.
+        accuracies: by task, from 0 to 1; of a regression task Spearman's rho, from -1 to 1.
         seconds: wall-clock time of the row's FusionBench runs; None if the result was kept.
+        problems: by task, what is wrong with its number.
     """
 
     row: str
     seed: int
     accuracies: dict[str, float]
     seconds: float | None = None
+    problems: dict[str, str] = field(default_factory=dict)
 
     @property
     def average(self) -> float:
@@ -101,9 +99,3 @@ def summarise(results: list[RowResult]) -> list[Summary]:
             )
         )
     return summaries
-
-
-def write_json(document: object, path: Path) -> None:
-    """Write a document atomically."""
-    with atomic_file(path) as scratch:
-        scratch.write_text(json.dumps(document, indent=2) + "\n")

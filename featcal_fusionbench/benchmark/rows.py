@@ -1,4 +1,4 @@
-"""The rows of the table, each one or several FusionBench runs, and how they are run in-process.
+"""How the rows of a table are run, each in one or several FusionBench runs in this process.
 
 A run composes FusionBench's own program configuration as its command line would, and runs the
 program. The command line is printed before, so that every number can be had without this module.
@@ -13,11 +13,11 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fusion_bench.constants import DEFAULT_CONFIG_PATH
+from fusion_bench.utils.instantiate_utils import set_print_function_call
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -25,111 +25,120 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf, open_dict
 from rich.console import Console
 
-from featcal_fusionbench.benchmark.build import Build
-from featcal_fusionbench.benchmark.recipe import DIRECTORY_VARIABLE
-from featcal_fusionbench.benchmark.results import EXPERTS, MERGED, RowResult, write_json
-from featcal_fusionbench.benchmark.tasks import TASKS
+from featcal_fusionbench.benchmark.cache import Parts
+from featcal_fusionbench.benchmark.results import EXPERTS, RowResult
+from featcal_fusionbench.benchmark.suite import Row, Suite
+from featcal_fusionbench.report import write_json
 
 CONFIG_NAME = "fabric_model_fusion"
-POOLS = (
-    "modelpool=CLIPVisionModelPool/featcal_embedded",
-    "taskpool=CLIPVisionModelTaskPool/featcal_embedded",
+SILENCE = ("print_config=false",)
+"""Given to the runs in this process on top of what is printed: changes no number."""
+
+
+BASE_ROW = Row(
+    "base", ("method=merge_only", "method@method.merger=dummy"), kept=True, colour="#d9d9d9"
 )
-SILENCE = ("print_config=false", "print_function_call=false")
-"""Given to the runs in this process on top of what is printed: they change no number."""
+EXPERTS_ROW = Row("experts", ("method=merge_only",), kept=True)
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of the table.
-
-    Attributes:
-        title: as the table calls it.
-        method: Hydra overrides that choose and set the method.
-        kept: whether the result depends on the build alone, so that it is kept beside it.
-    """
-
-    title: str
-    method: tuple[str, ...]
-    kept: bool = False
+def task_arithmetic(scale: float) -> Row:
+    """The row of Task Arithmetic with a scaling factor."""
+    method = (
+        "method=merge_only",
+        "method@method.merger=task_arithmetic",
+        f"method.merger.scaling_factor={scale}",
+    )
+    return Row(f"Task Arithmetic {scale}", method)
 
 
-ROWS: dict[str, Row] = {
-    "base": Row("base", ("method=merge_only", "method@method.merger=dummy"), kept=True),
-    EXPERTS: Row("experts", ("method=merge_only",), kept=True),
-    MERGED: Row(
-        "Task Arithmetic 0.3",
-        (
-            "method=merge_only",
-            "method@method.merger=task_arithmetic",
-            "method.merger.scaling_factor=0.3",
-        ),
-    ),
-    "regmean": Row("RegMean", ("method=merge_only", "method@method.merger=regmean/clip_regmean")),
-    "featcal-block": Row("FeatCal (block)", ("method=featcal", "method.granularity=block")),
-    "featcal-module": Row("FeatCal (module)", ("method=featcal", "method.granularity=module")),
-}
-
-
-def run_row(name: str, parts: Build, seed: int, output: Path, console: Console) -> RowResult:
+def run_row(
+    suite: Suite, name: str, parts: Parts, seed: int, output: Path, console: Console
+) -> RowResult:
     """Run one row on a build, or take its kept result.
 
     Args:
-        name: a key of :data:`ROWS`.
+        suite: the benchmark.
+        name: a key of its rows.
         parts: the build.
         seed: of the program and of FeatCal's calibration sets.
         output: directory below which every run has its log directory.
         console: where command lines are printed.
     """
-    row, kept_at = ROWS[name], parts.evaluation(name)
+    return _run(suite, suite.rows[name], name, parts, seed, output, console)
+
+
+def best_task_arithmetic(
+    suite: Suite, parts: Parts, seed: int, output: Path, console: Console
+) -> tuple[float, RowResult]:
+    """The scaling factor of Task Arithmetic that is best on the test inputs, and its result.
+
+    Chosen by what is measured, so better than anyone could choose it. Kept with the build.
+    """
+    results = {}
+    for scale in suite.scales:
+        row = dataclasses.replace(task_arithmetic(scale), kept=True)
+        label = f"task-arithmetic-{scale}"
+        results[scale] = _run(suite, row, label, parts, seed, output, console)
+    best = max(results, key=lambda scale: results[scale].average)
+    return best, results[best]
+
+
+def _run(
+    suite: Suite, row: Row, name: str, parts: Parts, seed: int, output: Path, console: Console
+) -> RowResult:
+    kept_at = parts.evaluation(name)
     if row.kept and kept_at.is_file():
         return dataclasses.replace(RowResult(**json.loads(kept_at.read_text())), seconds=None)
-    start, accuracies = time.perf_counter(), {}
-    for label, overrides in _runs(name, parts, seed):
+    start = time.perf_counter()
+    accuracies: dict[str, float] = {}
+    problems: dict[str, str] = {}
+    for label, overrides in _runs(suite, row, name, parts, seed):
         directory = output / "runs" / f"seed{seed}" / label
         overrides = [*overrides, f"path.log_dir={directory}"]
         command = shlex.join(["fusion_bench", *overrides])
-        console.print(
-            f"[bold]{row.title}[/]\n  {DIRECTORY_VARIABLE}={shlex.quote(str(parts.directory))} ",
-            end="",
-        )
+        build = f"{suite.directory_variable}={shlex.quote(str(parts.directory))}"
+        console.print(f"[bold]{row.title}[/]\n  {build} ", end="")
         console.print(command, markup=False, highlight=False, soft_wrap=True)
-        with _pools_from(parts):
+        with _pools_from(suite, parts):
             report = run_program(overrides, directory)
-        accuracies |= {task: report[task]["accuracy"] for task in TASKS if task in report}
-    result = RowResult(name, seed, accuracies, time.perf_counter() - start)
+        accuracies |= suite.scores(report)
+        problems |= suite.problems(report)
+    result = RowResult(name, seed, accuracies, time.perf_counter() - start, problems)
     if row.kept:
-        write_json(dataclasses.asdict(result), kept_at)
+        write_json(kept_at, result)
     return result
 
 
-def _runs(name: str, parts: Build, seed: int) -> Iterator[tuple[str, list[str]]]:
+def _runs(
+    suite: Suite, row: Row, name: str, parts: Parts, seed: int
+) -> Iterator[tuple[str, list[str]]]:
     """Label and overrides of every FusionBench run of a row."""
-    overrides = [*ROWS[name].method, *POOLS, f"seed={seed}"]
+    overrides = [*row.method, *suite.pools, f"seed={seed}"]
     if name != EXPERTS:
-        if "method=featcal" in overrides:
+        if row.seeded:
             overrides.append(f"method.seed={seed}")
         yield name, overrides
         return
     # every expert is evaluated on its own task only
-    for task in TASKS:
-        others = [f"~taskpool.test_datasets.{other}" for other in TASKS if other != task]
+    for task in suite.tasks:
+        others = [f"~taskpool.test_datasets.{other}" for other in suite.tasks if other != task]
         chosen = [*overrides, f"method.merged_model={parts.expert(task)}", *others]
         yield f"expert-{task}", chosen
 
 
 @contextmanager
-def _pools_from(parts: Build) -> Iterator[None]:
+def _pools_from(suite: Suite, parts: Parts) -> Iterator[None]:
     """Let both YAML files find this build."""
-    before = os.environ.get(DIRECTORY_VARIABLE)
-    os.environ[DIRECTORY_VARIABLE] = str(parts.directory)
+    variable = suite.directory_variable
+    before = os.environ.get(variable)
+    os.environ[variable] = str(parts.directory)
     try:
         yield
     finally:
         if before is None:
-            del os.environ[DIRECTORY_VARIABLE]
+            del os.environ[variable]
         else:
-            os.environ[DIRECTORY_VARIABLE] = before
+            os.environ[variable] = before
 
 
 def run_program(overrides: list[str], directory: Path) -> dict[str, Any]:
@@ -154,4 +163,6 @@ def run_program(overrides: list[str], directory: Path) -> dict[str, Any]:
     with open_dict(config):
         del config["hydra"]
     OmegaConf.resolve(config)
-    return instantiate(config).run()["report"]
+    # its option of the same name has no effect (0.2.33): a panel for every data set and model
+    with set_print_function_call(False):
+        return instantiate(config).run()["report"]

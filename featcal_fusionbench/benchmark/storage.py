@@ -1,4 +1,4 @@
-"""Atomic writing: a part of a build is there completely, or not at all."""
+"""Directories and links that are there completely, or not at all."""
 
 from __future__ import annotations
 
@@ -30,16 +30,6 @@ def atomic_directory(target: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def atomic_file(target: Path) -> Iterator[Path]:
-    """Yield a path of the same suffix that becomes ``target`` when the block ends well."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        scratch = Path(folder) / target.name
-        yield scratch
-        os.replace(scratch, target)
 
 
 def replace_link(link: Path, target: Path) -> None:

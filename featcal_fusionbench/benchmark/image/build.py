@@ -13,45 +13,37 @@ An interrupted build goes on where it stopped: finished parts are kept.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 from torch import Tensor
 from transformers import CLIPModel, CLIPProcessor, CLIPTokenizer, CLIPVisionModel
 
-from featcal_fusionbench.benchmark.checkpoint import save_base, save_tower
-from featcal_fusionbench.benchmark.images import task_arrays
-from featcal_fusionbench.benchmark.recipe import Recipe, default_link
-from featcal_fusionbench.benchmark.storage import atomic_directory, atomic_file, replace_link
-from featcal_fusionbench.benchmark.tasks import TASKS, Task, load_split
-from featcal_fusionbench.benchmark.text import untrained_base, write_processor
-from featcal_fusionbench.benchmark.tower import (
+from featcal_fusionbench.benchmark.image.checkpoint import save_base, save_tower
+from featcal_fusionbench.benchmark.image.images import task_arrays
+from featcal_fusionbench.benchmark.image.recipe import Recipe, default_link
+from featcal_fusionbench.benchmark.image.tasks import TASKS, Task, load_split
+from featcal_fusionbench.benchmark.image.text_side import untrained_base, write_processor
+from featcal_fusionbench.benchmark.image.tower import (
     IMAGE_MEAN,
     IMAGE_STD,
     pretrained_tower,
     vision_transformer,
 )
-from featcal_fusionbench.benchmark.train import (
+from featcal_fusionbench.benchmark.image.train import (
     class_embeddings,
     normalise,
     pooled_features,
-    seeded,
     tune_expert,
     tune_text,
 )
+from featcal_fusionbench.benchmark.progress import build_progress
+from featcal_fusionbench.benchmark.storage import atomic_directory, replace_link
+from featcal_fusionbench.benchmark.training import seeded
+from featcal_fusionbench.report import atomic_file, write_json
 
 
 @dataclass(frozen=True)
@@ -87,21 +79,12 @@ def build(recipe: Recipe) -> Build:
     """
     parts = Build(recipe.directory())
     parts.directory.mkdir(parents=True, exist_ok=True)
-    with atomic_file(parts.directory / "recipe.json") as scratch:
-        scratch.write_text(json.dumps(dataclasses.asdict(recipe), indent=2))
-    columns = (
-        TextColumn("{task.description:<28}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns) as progress:
+    write_json(parts.directory / "recipe.json", recipe)
+    with build_progress() as progress:
         for task in progress.track(TASKS.values(), description="images"):
             if not parts.data(task.name).is_file():
-                with atomic_file(parts.data(task.name)) as scratch:
-                    np.savez_compressed(scratch, allow_pickle=False, **task_arrays(task, recipe))
+                with atomic_file(parts.data(task.name)) as file:
+                    np.savez_compressed(file, allow_pickle=False, **task_arrays(task, recipe))
         if not parts.clip.is_dir():
             _make_base(parts, recipe, progress)
         for task in TASKS.values():

@@ -20,7 +20,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from transformers import CLIPProcessor
 
-from featcal_fusionbench.benchmark.glyphs import ALPHABETS
+from featcal_fusionbench.benchmark.image.glyphs import ALPHABETS
 
 SPLITS = ("train", "test")
 

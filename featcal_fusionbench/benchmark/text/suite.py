@@ -1,0 +1,59 @@
+"""The text benchmark as the driver sees it: its rows, its pools, its builds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from featcal_fusionbench.benchmark.results import EXPERTS, MERGED
+from featcal_fusionbench.benchmark.rows import BASE_ROW, EXPERTS_ROW, task_arithmetic
+from featcal_fusionbench.benchmark.suite import Row, Suite
+from featcal_fusionbench.benchmark.text.build import Build, build
+from featcal_fusionbench.benchmark.text.recipe import DIRECTORY_VARIABLE, Recipe
+from featcal_fusionbench.benchmark.text.tasks import TASKS
+
+# FLAN-T5's settings (arXiv 2605.13030 gives lambda; rho and alpha are a port's)
+_FLAN_T5 = ("method.ridge_lambda=1e-5", "method.anchor_rho=2.0", "method.target_alpha=0.6")
+
+
+def _directory_of(seed: int) -> Path:
+    return Recipe(seed=seed).directory()
+
+
+def _build(seed: int) -> Build:
+    return build(Recipe(seed=seed))
+
+
+ROWS = {
+    "base": BASE_ROW,
+    EXPERTS: EXPERTS_ROW,
+    MERGED: task_arithmetic(0.3),
+    "featcal-block": Row(
+        "FeatCal (block)",
+        ("method=featcal", *_FLAN_T5, "method.granularity=block"),
+        seeded=True,
+        colour="#8fb8de",
+    ),
+    "featcal-module": Row(
+        "FeatCal (module)",
+        ("method=featcal", *_FLAN_T5, "method.granularity=module"),
+        seeded=True,
+        colour="#1f5fa8",
+    ),
+}
+
+TEXT = Suite(
+    name="text",
+    title="Embedded text benchmark",
+    figure_title="Six small T5 experts, pretrained on this machine, merged into one model",
+    measure="exact match in percent (intensity: Spearman's rho x 100)",
+    tasks={task.name: task.metric for task in TASKS.values()},
+    rows=ROWS,
+    pools=(
+        "modelpool=Seq2SeqLMPool/featcal_embedded_text",
+        "taskpool=featcal_embedded_text",
+    ),
+    directory_variable=DIRECTORY_VARIABLE,
+    directory_of=_directory_of,
+    build=_build,
+    scales=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0),
+)
