@@ -6,8 +6,9 @@ import dataclasses
 import hashlib
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 CACHE_VARIABLE = "FEATCAL_CACHE_DIR"
 """Environment variable that overrides the cache directory."""
@@ -32,18 +33,16 @@ def recipe_digest(recipe: Any, format_version: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-class Parts(Protocol):
+@dataclass(frozen=True)
+class Parts:
     """Paths of a build, as far as every benchmark has them."""
 
-    @property
-    def directory(self) -> Path:
-        """Directory of the build."""
-        ...
+    directory: Path
 
     def expert(self, task: str) -> Path:
         """Expert of a task."""
-        ...
+        return self.directory / "experts" / task
 
     def evaluation(self, row: str) -> Path:
         """Kept result of a row that depends on the build alone."""
-        ...
+        return self.directory / "evaluation" / f"{row}.json"

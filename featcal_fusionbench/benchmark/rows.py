@@ -51,6 +51,24 @@ def task_arithmetic(scale: float) -> Row:
     return Row(f"Task Arithmetic {scale}", method)
 
 
+def featcal_rows(method: str) -> dict[str, Row]:
+    """FeatCal at both granularities, by key.
+
+    Args:
+        method: the config of FeatCal that the benchmark uses.
+    """
+    colours = {"block": "#8fb8de", "module": "#1f5fa8"}
+    return {
+        f"featcal-{granularity}": Row(
+            f"FeatCal ({granularity})",
+            (f"method={method}", f"method.granularity={granularity}"),
+            seeded=True,
+            colour=colour,
+        )
+        for granularity, colour in colours.items()
+    }
+
+
 def run_row(
     suite: Suite, name: str, parts: Parts, seed: int, output: Path, console: Console
 ) -> RowResult:

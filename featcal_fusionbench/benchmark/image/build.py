@@ -13,7 +13,6 @@ An interrupted build goes on where it stopped: finished parts are kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from rich.progress import Progress
 from torch import Tensor
 from transformers import CLIPModel, CLIPProcessor, CLIPTokenizer, CLIPVisionModel
 
+from featcal_fusionbench.benchmark.cache import Parts
 from featcal_fusionbench.benchmark.image.checkpoint import save_base, save_tower
 from featcal_fusionbench.benchmark.image.images import task_arrays
 from featcal_fusionbench.benchmark.image.recipe import Recipe, default_link
@@ -46,11 +46,8 @@ from featcal_fusionbench.benchmark.training import seeded
 from featcal_fusionbench.report import atomic_file, write_json
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(Parts):
     """Paths of a build."""
-
-    directory: Path
 
     @property
     def clip(self) -> Path:
@@ -60,14 +57,6 @@ class Build:
     def data(self, task: str) -> Path:
         """Images of a task."""
         return self.directory / "data" / f"{task}.npz"
-
-    def expert(self, task: str) -> Path:
-        """Expert of a task."""
-        return self.directory / "experts" / task
-
-    def evaluation(self, row: str) -> Path:
-        """Accuracies of a row that depends on the build alone."""
-        return self.directory / "evaluation" / f"{row}.json"
 
 
 def build(recipe: Recipe) -> Build:

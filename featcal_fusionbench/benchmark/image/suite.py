@@ -8,7 +8,7 @@ from featcal_fusionbench.benchmark.image.build import Build, build
 from featcal_fusionbench.benchmark.image.recipe import DIRECTORY_VARIABLE, Recipe
 from featcal_fusionbench.benchmark.image.tasks import TASKS
 from featcal_fusionbench.benchmark.results import EXPERTS, MERGED
-from featcal_fusionbench.benchmark.rows import BASE_ROW, EXPERTS_ROW, task_arithmetic
+from featcal_fusionbench.benchmark.rows import BASE_ROW, EXPERTS_ROW, featcal_rows, task_arithmetic
 from featcal_fusionbench.benchmark.suite import Row, Suite
 
 
@@ -29,18 +29,7 @@ ROWS = {
         ("method=merge_only", "method@method.merger=regmean/clip_regmean"),
         colour="#e3b778",
     ),
-    "featcal-block": Row(
-        "FeatCal (block)",
-        ("method=featcal", "method.granularity=block"),
-        seeded=True,
-        colour="#8fb8de",
-    ),
-    "featcal-module": Row(
-        "FeatCal (module)",
-        ("method=featcal", "method.granularity=module"),
-        seeded=True,
-        colour="#1f5fa8",
-    ),
+    **featcal_rows("featcal"),
 }
 
 IMAGE = Suite(

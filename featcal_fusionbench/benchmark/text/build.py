@@ -17,13 +17,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.progress import Progress
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, T5ForConditionalGeneration
 
+from featcal_fusionbench.benchmark.cache import Parts
 from featcal_fusionbench.benchmark.progress import build_progress
 from featcal_fusionbench.benchmark.storage import atomic_directory, replace_link
 from featcal_fusionbench.benchmark.text.corruption import windows
@@ -36,11 +36,8 @@ from featcal_fusionbench.benchmark.training import seeded
 from featcal_fusionbench.report import write_json, write_text
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(Parts):
     """Paths of a build."""
-
-    directory: Path
 
     @property
     def tokenizer(self) -> Path:
@@ -55,14 +52,6 @@ class Build:
     def data(self, task: str) -> Path:
         """Texts of a task."""
         return self.directory / "data" / f"{task}.json"
-
-    def expert(self, task: str) -> Path:
-        """Expert of a task."""
-        return self.directory / "experts" / task
-
-    def evaluation(self, row: str) -> Path:
-        """Scores of a row that depends on the build alone."""
-        return self.directory / "evaluation" / f"{row}.json"
 
 
 def build(recipe: Recipe) -> Build:

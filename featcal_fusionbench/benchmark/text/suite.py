@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from featcal_fusionbench.benchmark.results import EXPERTS, MERGED
-from featcal_fusionbench.benchmark.rows import BASE_ROW, EXPERTS_ROW, task_arithmetic
-from featcal_fusionbench.benchmark.suite import Row, Suite
+from featcal_fusionbench.benchmark.rows import BASE_ROW, EXPERTS_ROW, featcal_rows, task_arithmetic
+from featcal_fusionbench.benchmark.suite import Suite
 from featcal_fusionbench.benchmark.text.build import Build, build
 from featcal_fusionbench.benchmark.text.recipe import DIRECTORY_VARIABLE, Recipe
 from featcal_fusionbench.benchmark.text.tasks import TASKS
-
-# FLAN-T5's settings (arXiv 2605.13030 gives lambda; rho and alpha are a port's)
-_FLAN_T5 = ("method.ridge_lambda=1e-5", "method.anchor_rho=2.0", "method.target_alpha=0.6")
 
 
 def _directory_of(seed: int) -> Path:
@@ -27,18 +24,7 @@ ROWS = {
     "base": BASE_ROW,
     EXPERTS: EXPERTS_ROW,
     MERGED: task_arithmetic(0.3),
-    "featcal-block": Row(
-        "FeatCal (block)",
-        ("method=featcal", *_FLAN_T5, "method.granularity=block"),
-        seeded=True,
-        colour="#8fb8de",
-    ),
-    "featcal-module": Row(
-        "FeatCal (module)",
-        ("method=featcal", *_FLAN_T5, "method.granularity=module"),
-        seeded=True,
-        colour="#1f5fa8",
-    ),
+    **featcal_rows("featcal/flan_t5_task_arithmetic"),
 }
 
 TEXT = Suite(
