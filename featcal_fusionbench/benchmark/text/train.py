@@ -1,4 +1,4 @@
-"""Training on this machine: the base from scratch, the experts from the base."""
+"""Training on this machine: the base on the texts of all tasks, the experts from the base."""
 
 from __future__ import annotations
 
