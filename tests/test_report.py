@@ -389,7 +389,7 @@ def test_floats_that_are_no_numbers_come_back_as_floats(tmp_path: Path) -> None:
 def test_report_file_can_be_read_without_this_package(tmp_path: Path) -> None:
     full_report().write(tmp_path / "r.json")
     content = json.loads((tmp_path / "r.json").read_text())
-    assert list(content)[:3] == ["format", "format_version", "status"]
+    assert list(content)[:4] == ["format", "format_version", "method", "status"]
     assert content["settings"] == CalibrationSettings(include=("mlp",), ridge_lambda=0.25).as_dict()
     assert content["summary"]["worsened"] == ["dtd"]
     assert content["summary"]["mean_drift_before"] == pytest.approx(0.45)
