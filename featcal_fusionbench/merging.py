@@ -77,7 +77,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
         self.merger = merger
         self.merged_model = merged_model
         self.output_dir = output_dir
-        self._outer_directory: Path | None = None
+        self._outer: WrappingMethod[Any, Any] | None = None
         known = {}
         for field in fields(cast(Any, self.settings_type)):
             if field.name in kwargs:
@@ -123,8 +123,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
             recorder.update(status="planned" if model is None else "complete")
         if model is not None:
             values = scalars(recorder.report)
-            prefix = "" if self._outer_directory is None else "merger/"
-            self.fabric.log_dict({prefix + name: value for name, value in values.items()})
+            self.fabric.log_dict({self._prefix + name: value for name, value in values.items()})
         return model
 
     @abstractmethod
@@ -137,7 +136,14 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
     def _directory(self) -> Path:
         if self.output_dir is not None:
             return Path(self.output_dir)
-        return self._outer_directory or Path(self.log_dir or "outputs/featcal")
+        if self._outer is not None:
+            return self._outer._directory / "merger"
+        return Path(self.log_dir or "outputs/featcal")
+
+    @property
+    def _prefix(self) -> str:
+        """What the names of logged numbers start with: one part per method around this one."""
+        return "" if self._outer is None else f"{self._outer._prefix}merger/"
 
     def _merged_source(self, pool: BaseModelPool) -> MergedSource:
         merger = None
@@ -159,7 +165,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
             raise MergerError(
                 "method.merger.plan_only=true returns no model: set method.plan_only=true instead."
             )
-        merger._outer_directory = self._directory / "merger"
+        merger._outer = self
         if merger._directory.absolute() == self._directory.absolute():
             raise OutputError(
                 f"method.merger.output_dir={merger.output_dir} is the directory of the outer "
@@ -209,7 +215,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
     def _save_path(self) -> str | None:
         """Where FusionBench's program will save this method's model; None for nested methods."""
         path = getattr(self._program, "merged_model_save_path", None)
-        if path is None or self._outer_directory is not None:
+        if path is None or self._outer is not None:
             return None
         if "{log_dir}" in path and self.log_dir is not None:
             path = path.format(log_dir=self.log_dir)
