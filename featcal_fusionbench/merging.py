@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -115,8 +116,10 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
             clock=clock,
             enabled=self.fabric.is_global_zero,
         )
-        with recorder:
+        with recorder, ExitStack() as chained:
             source = self._merged_source(pool)
+            if isinstance(source.merger, WrappingMethod):
+                chained.callback(source.merger._leave)
             model = self._work(pool, source, recorder)
             if model is not None:
                 self._name_saved_model(pool, recorder)
@@ -172,6 +175,10 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
                 "method's own report: leave it out, and `merger/` below that one is taken."
             )
         merger.check_chain()
+
+    def _leave(self) -> None:
+        """Stop being the upstream of another method: a method object may run alone again."""
+        self._outer = None
 
     @property
     def only_plans(self) -> bool:

@@ -81,6 +81,7 @@ class CorrectedModel(nn.Module, ABC):
         self.tasks = tuple(corrections)
         self.corrections = nn.ModuleList(corrections.values()).requires_grad_(False).eval()
         self.settings = settings
+        self.eval()
 
     def find_task(self, task: str | None) -> str:
         """The name that a task has here; ``cola`` and ``glue-cola`` are one, as in FusionBench.

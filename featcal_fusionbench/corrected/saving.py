@@ -135,7 +135,7 @@ def load_corrected_model(path: str | Path) -> CorrectedModel:
         module.load_state_dict(state)
         corrections[task] = module
     model.set_corrections(corrections, settings)
-    return model.eval()
+    return model
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
