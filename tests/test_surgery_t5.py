@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pico import run_fusion_bench
-from pico_t5 import GLUE, PicoT5, build_pico_t5, tokenizer
+from pico_t5 import GLUE, PicoT5, tokenizer
 from tiny import fill
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
@@ -30,16 +28,9 @@ TASK_ARITHMETIC = {
 }
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> PicoT5:
-    return build_pico_t5(tmp_path_factory.mktemp("pico_t5"))
-
-
 @pytest.fixture
-def pico(built: PicoT5, monkeypatch: pytest.MonkeyPatch) -> Iterator[PicoT5]:
-    monkeypatch.chdir(built.root)
-    yield built
-    shutil.rmtree(built.root / "outputs", ignore_errors=True)
+def pico(pico_t5: PicoT5) -> PicoT5:
+    return pico_t5
 
 
 def inputs() -> dict[str, Tensor]:
