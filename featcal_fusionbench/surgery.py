@@ -111,7 +111,7 @@ class _SurgeryAlgorithm(WrappingMethod[SettingsT, ReportT]):
     ) -> CorrectedModel:
         settings: SurgerySettings = self.settings
         clock, device = recorder.clock, self.fabric.device
-        dtypes = {name: value.dtype for name, value in model.model.named_parameters()}
+        dtypes = {name: value.dtype for name, value in model.named_parameters()}
         model.to(device, _DTYPE[settings.forward_dtype])
         with clock.phase("features"):
             collected = self._collect(model, prepared, show_progress=recorder.enabled)
@@ -130,7 +130,7 @@ class _SurgeryAlgorithm(WrappingMethod[SettingsT, ReportT]):
             results.append(result)
             recorder.update(result=SurgeryResult(tuple(results)))
         model.to("cpu")
-        for name, value in model.model.named_parameters():  # some models mix precisions
+        for name, value in model.named_parameters():  # some models mix precisions
             value.data = value.data.to(dtypes[name])
         model.set_corrections(corrections, settings)
         return model

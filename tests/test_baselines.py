@@ -6,11 +6,13 @@ derivatives and Adam are written out, and the tasks are gone through in turn, st
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import itertools
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
+from featcal_fusionbench import baselines
 from featcal_fusionbench.baselines import (
     ProbSurgeryModule,
     ProbSurgerySettings,
@@ -296,3 +299,12 @@ def test_defaults_are_the_authors() -> None:
 def test_settings_survive_json(kind: type[Any]) -> None:
     settings = kind(learning_rate=1, train_on="test")
     assert kind(**json.loads(json.dumps(settings.as_dict()))) == settings
+
+
+def test_the_package_knows_torch_and_nothing_of_this_project() -> None:
+    folder = Path(baselines.__file__).parent
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                assert node.level < 2, path
+                assert (node.module or "").split(".")[0] not in {"fusion_bench", "transformers"}

@@ -195,6 +195,13 @@ def test_a_task_without_a_correction_is_named(trained: Any) -> None:
     assert trained[0].find_task("glue-mnist") == "mnist"
 
 
+def test_float64_forwards_agree_with_float32(pico: Pico, trained: Any, tmp_path: Path) -> None:
+    double = surgery(tmp_path, forward_dtype="float64").run(path_pool(pico))
+    assert {p.dtype for p in double.parameters()} == {torch.float32}
+    for a, b in zip(trained[0].parameters(), double.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
 # --- test inputs ------------------------------------------------------------------------------
 
 
@@ -356,12 +363,18 @@ def test_a_saved_model_with_corrections_is_not_one_model(
 # --- FusionBench's program --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_program_routes_by_task_and_saves(pico: Pico, in_tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "quick"),
+    [("representation_surgery", "method.steps=50"), ("prob_surgery", "method.rounds=1")],
+)
+def test_program_routes_by_task_and_saves(
+    pico: Pico, in_tmp_path: Path, method: str, quick: str
+) -> None:
     result = pico.run_program(
         f"method={method}",
         "method@method.merger=ties_merging",
         "method.n_samples=24",
+        quick,
         "merged_model_save_path='{log_dir}/model'",
     )
     assert set(pico.tasks) <= result["report"].keys()
@@ -370,9 +383,6 @@ def test_program_routes_by_task_and_saves(pico: Pico, in_tmp_path: Path, method:
     assert Path(report.outputs["model"]).resolve() == path.parent / "model"
     assert load_corrected_model(path.parent / "model").tasks == pico.tasks
     assert CLIPProcessor.from_pretrained(path.parent / "model")
-    alone = pico.run_program("method=merge_only", "method@method.merger=ties_merging")
-    losses = [run["report"][pico.tasks[0]]["loss"] for run in (result, alone)]
-    assert losses[0] != losses[1]
 
 
 @pytest.mark.cli

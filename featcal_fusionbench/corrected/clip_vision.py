@@ -106,14 +106,15 @@ class CorrectedClipVision(CorrectedModel):
             raise CalibrationError(
                 "compute_surgery_features corrects the embeddings of the forward just before it."
             )
-        if not torch.allclose(F.normalize(own, dim=-1), embeddings, atol=1e-2):
+        normalised = F.normalize(own, dim=-1).to(embeddings.dtype)
+        if not torch.allclose(normalised, embeddings, atol=1e-2):
             raise CalibrationError(
                 "the task pool's CLIP has another visual projection than the model pool's base, "
                 "with which the corrections were trained: set taskpool.base_model to the model "
                 "pool's `_pretrained_`."
             )
         corrected, subtracted = self.corrected(own, dataset_name)
-        return F.normalize(corrected, dim=-1), embeddings, subtracted
+        return F.normalize(corrected, dim=-1).to(embeddings.dtype), embeddings, subtracted
 
     def extra_tensors(self) -> dict[str, Tensor]:
         """The visual projection."""
