@@ -191,7 +191,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
         Raises:
             MergerError: One of them cannot be made, or cannot be the upstream of the next.
         """
-        if self.merged_model is None and self.merger is not None:
+        if self.merged_model is None:
             merger = make_merger(self.merger, self._program, self.fabric)
             if isinstance(merger, WrappingMethod):
                 self._adopt(merger)
