@@ -64,7 +64,7 @@ def save_corrected_model(model: CorrectedModel, path: str | Path, **kwargs: Any)
         path: The directory; made if it is missing.
         **kwargs: For the merged model's ``save_pretrained``.
     """
-    if rank_zero_only.rank != 0:  # FusionBench's program saves in every process
+    if getattr(rank_zero_only, "rank", 0) != 0:  # FusionBench's program saves in every process
         return
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
