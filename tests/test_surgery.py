@@ -243,6 +243,11 @@ def test_a_base_without_projection_is_refused(pico: Pico, tmp_path: Path) -> Non
     with pytest.raises(CalibrationError, match="visual projection.*_pretrained_"):
         surgery(tmp_path, merger=Untouchable()).run(pico.instance_pool())
     assert read(tmp_path).status == "failed"
+    # a vision tower alone: transformers would fill in a random projection
+    pool = path_pool(pico)
+    pool._models["_pretrained_"] = str(pico.expert(pico.tasks[0]))
+    with pytest.raises(CalibrationError, match="has no visual_projection.weight"):
+        surgery(tmp_path, merger=Untouchable()).run(pool)
 
 
 def test_an_interrupted_training_leaves_what_it_had(

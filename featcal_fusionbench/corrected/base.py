@@ -94,7 +94,7 @@ class CorrectedModel(nn.Module, ABC):
         if not alike:
             raise UnknownTaskError(
                 f"there is no correction for task {task!r}, only for {', '.join(self.tasks)}: "
-                "such a model can be evaluated on the tasks alone that it was trained for."
+                "evaluate the model on the tasks that it was trained for."
             )
         return alike[0]
 

@@ -62,7 +62,10 @@ class CorrectedClipVision(CorrectedModel):
             ModelPoolError: The pool's base has no visual projection.
         """
         try:
-            clip: Any = pool.load_clip_model("_pretrained_")  # pyright: ignore
+            load: Any = pool.load_clip_model  # pyright: ignore[reportAttributeAccessIssue]
+            clip, loaded = load("_pretrained_", output_loading_info=True)
+            if _PROJECTION in loaded["missing_keys"]:  # it would be a random one
+                raise KeyError(f"the checkpoint has no {_PROJECTION}")
         except Exception as error:
             raise ModelPoolError(
                 "the visual projection, which the image embedding goes through, cannot be loaded: "
