@@ -243,9 +243,16 @@ def test_a_base_without_projection_is_refused(pico: Pico, tmp_path: Path) -> Non
     with pytest.raises(CalibrationError, match="visual projection.*_pretrained_"):
         surgery(tmp_path, merger=Untouchable()).run(pico.instance_pool())
     assert read(tmp_path).status == "failed"
-    # a vision tower alone: transformers would fill in a random projection
+
+
+def test_a_checkpoint_without_projection_is_refused(pico: Pico, tmp_path: Path) -> None:
+    """Transformers would fill in a random one, with a warning."""
+    shutil.copytree(pico.base, tmp_path / "base")
+    tensors = load_file(tmp_path / "base/model.safetensors")
+    del tensors["visual_projection.weight"]
+    save_file(tensors, tmp_path / "base/model.safetensors", metadata={"format": "pt"})
     pool = path_pool(pico)
-    pool._models["_pretrained_"] = str(pico.expert(pico.tasks[0]))
+    pool._models["_pretrained_"] = str(tmp_path / "base")
     with pytest.raises(CalibrationError, match="has no visual_projection.weight"):
         surgery(tmp_path, merger=Untouchable()).run(pool)
 

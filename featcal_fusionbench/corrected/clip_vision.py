@@ -67,10 +67,11 @@ class CorrectedClipVision(CorrectedModel):
             if _PROJECTION in loaded["missing_keys"]:  # it would be a random one
                 raise KeyError(f"the checkpoint has no {_PROJECTION}")
         except Exception as error:
+            reason = str(error.args[0] if error.args else error).partition("\n")[0]
             raise ModelPoolError(
                 "the visual projection, which the image embedding goes through, cannot be loaded: "
                 "the model pool's `_pretrained_` must be path, hub id or configuration of a whole "
-                f"CLIPModel, in a CLIPVisionModelPool ({type(error).__name__}: {error})"
+                f"CLIPModel, in a CLIPVisionModelPool ({type(error).__name__}: {reason})"
             ) from error
         return cls(model, clip.visual_projection.weight)
 
