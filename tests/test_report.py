@@ -25,6 +25,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import featcal_fusionbench.report as report_package
+from featcal_fusionbench.baselines import (
+    ProbSurgerySettings,
+    RepresentationSurgerySettings,
+    SurgeryResult,
+    TaskSurgery,
+)
 from featcal_fusionbench.calibration.results import (
     BlockDrift,
     CalibrationResult,
@@ -35,11 +41,15 @@ from featcal_fusionbench.calibration.results import (
 )
 from featcal_fusionbench.calibration.settings import CalibrationSettings
 from featcal_fusionbench.report import (
+    FeatCalReport,
     Machine,
+    MergeReport,
     ModelIdentity,
     PlanEstimate,
     PlanRow,
+    ProbSurgeryReport,
     ReportError,
+    RepresentationSurgeryReport,
     RichProgress,
     RunReport,
     TaskData,
@@ -54,6 +64,7 @@ from featcal_fusionbench.report import (
     plan_table,
     read_json,
     render_text,
+    report_name,
     require_writable,
     scalars,
     summary_table,
@@ -87,7 +98,7 @@ def module(name: str, **changes: Any) -> ModuleResult:
     return replace(healthy, **changes)
 
 
-def full_report(**changes: Any) -> RunReport:
+def full_report(**changes: Any) -> FeatCalReport:
     values: dict[str, Any] = dict(
         status="complete",
         settings=CalibrationSettings(include=("mlp",), ridge_lambda=0.25),
@@ -128,7 +139,7 @@ def full_report(**changes: Any) -> RunReport:
         ),
         outputs={"report": Path("/out/report.json")},
     )
-    return RunReport(**(values | changes))
+    return FeatCalReport(**(values | changes))
 
 
 # --- files -----------------------------------------------------------------------------------
@@ -303,7 +314,7 @@ MODULES = st.builds(
 )
 TIMES = st.datetimes(timezones=st.just(START.tzinfo))
 REPORTS = st.builds(
-    RunReport,
+    FeatCalReport,
     status=st.sampled_from(["complete", "interrupted", "failed", "planned"]),
     settings=st.builds(
         CalibrationSettings,
@@ -388,7 +399,7 @@ def test_floats_that_are_no_numbers_come_back_as_floats(tmp_path: Path) -> None:
 def test_report_file_can_be_read_without_this_package(tmp_path: Path) -> None:
     full_report().write(tmp_path / "r.json")
     content = json.loads((tmp_path / "r.json").read_text())
-    assert list(content)[:3] == ["format", "format_version", "status"]
+    assert list(content)[:4] == ["format", "format_version", "method", "status"]
     assert content["settings"] == CalibrationSettings(include=("mlp",), ridge_lambda=0.25).as_dict()
     assert content["summary"]["worsened"] == ["dtd"]
     assert content["summary"]["mean_drift_before"] == pytest.approx(0.45)
@@ -436,7 +447,7 @@ def add_entry(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (change_format_version, "format version 99.*reads version 1.*or run again"),
+        (change_format_version, "format version 99.*reads version 2.*or run again"),
         (change_format, "not a FeatCal run report: give the path"),
         (make_lambda_negative, "settings is not a CalibrationSettings: ridge_lambda=-1.* again"),
         (make_count_a_boolean, r"modules\[1\]\.rows should be a whole number, not True.*run again"),
@@ -542,8 +553,75 @@ def test_scalars_have_flat_names_and_leave_out_what_was_not_measured() -> None:
     assert values["featcal/seconds"] == 312 and values["featcal/peak_memory_gib"] == 3
     assert values["featcal/tasks_worsened"] == 1 and values["featcal/max_condition"] == 1.5e3
     assert all(type(value) is float for value in values.values())
-    planned = scalars(RunReport(status="planned", settings=CalibrationSettings(), started=START))
+    planned = scalars(
+        FeatCalReport(status="planned", settings=CalibrationSettings(), started=START)
+    )
     assert planned == {}
+
+
+def surgery_report(**changes: Any) -> ProbSurgeryReport:
+    full = full_report()
+    values: dict[str, Any] = dict(
+        settings=ProbSurgerySettings(train_on="test", kl_weight=0.5),
+        status="complete",
+        started=START,
+        labels=("trained on test inputs",),
+        data=full.data,
+        phases=full.phases,
+        result=SurgeryResult(
+            (
+                TaskSurgery(
+                    task="svhn", inputs=256, rows=256, width=512, parameters=9, steps=500,
+                    loss_start=0.5, loss_end=0.25, heldout_start=0.6, heldout_end=0.3,
+                ),
+                TaskSurgery(
+                    task="dtd", inputs=200, rows=200, width=512, parameters=9, steps=500,
+                    loss_start=0.4, loss_end=0.5,
+                ),
+            )
+        ),
+    )  # fmt: skip
+    return ProbSurgeryReport(**(values | changes))
+
+
+def test_every_method_s_report_comes_back_as_its_class(tmp_path: Path) -> None:
+    plain = RepresentationSurgeryReport(
+        status="failed", started=START, settings=RepresentationSurgerySettings(steps=3)
+    )
+    merged = MergeReport(status="complete", started=START, merged_model="a/b")
+    for report in (full_report(), surgery_report(), plain, merged):
+        path = tmp_path / report_name(report.method)
+        report.write(path)
+        back = RunReport.read(path)
+        assert back == report and type(back) is type(report)
+        content = json.loads(path.read_text())
+        assert content["method"] == report.method
+        assert content["settings"] == report.settings.as_dict()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "featcal_report.json",
+        "merge_only_report.json",
+        "prob_surgery_report.json",
+        "representation_surgery_report.json",
+    }
+
+
+def test_settings_of_another_method_are_refused(tmp_path: Path) -> None:
+    full_report().write(tmp_path / "r.json")
+    content = json.loads((tmp_path / "r.json").read_text())
+    for method, complaint in (("prob_surgery", "unknown entries"), ("other", "method should be")):
+        content["method"] = method
+        (tmp_path / "r.json").write_text(json.dumps(content))
+        with pytest.raises(ReportError, match=complaint):
+            RunReport.read(tmp_path / "r.json")
+
+
+def test_scalars_of_surgery_and_of_the_merger_alone() -> None:
+    values = scalars(surgery_report())
+    assert values["prob_surgery/loss_start/svhn"] == 0.5
+    assert values["prob_surgery/loss_end/dtd"] == 0.5
+    assert values["prob_surgery/seconds"] == 312
+    merged = MergeReport(status="complete", started=START, phases=full_report().phases)
+    assert scalars(merged)["merge_only/peak_memory_gib"] == 3
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -558,6 +636,23 @@ def cells(text: str, first: str) -> list[str]:
 def assert_fits(text: str) -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text and "…" not in text
+
+
+def test_summary_table_of_surgery() -> None:
+    text = render_text(summary_table(surgery_report()))
+    assert_fits(text)
+    assert cells(text, "svhn") == ["svhn", "256", "0.5000", "0.2500", "0.6000", "0.3000", "-50.0%"]
+    assert cells(text, "dtd") == [
+        *("dtd", "200", "of", "256"), *("0.4000", "0.5000", "-", "-", "+25.0%", "worse"),
+    ]  # fmt: skip
+    assert "note: trained on test inputs" in text and "modules:" not in text
+    interrupted = render_text(summary_table(surgery_report(status="interrupted", result=None)))
+    assert cells(interrupted, "svhn") == ["svhn", "256", *"-----"]
+
+
+def test_summary_table_of_the_merger_alone() -> None:
+    report = MergeReport(status="failed", started=START, error="no memory")
+    assert render_text(summary_table(report)) == "merge_only failed\nerror: no memory\n"
 
 
 def test_summary_table_in_a_log_file() -> None:
@@ -937,4 +1032,6 @@ def test_report_imports_results_and_nothing_about_how_they_came_about() -> None:
                 assert name.split(".")[0] not in {"fusion_bench", "transformers"}, path
                 assert "pyplot" not in name, path
                 if name.startswith(".."):
-                    assert name.removeprefix("..calibration.") in allowed, (path, name)
+                    package, _, part = name.removeprefix("..").partition(".")
+                    assert package in {"calibration", "baselines"}, (path, name)
+                    assert part in allowed, (path, name)
