@@ -47,6 +47,7 @@ from featcal_fusionbench.calibration import (
     calibrate,
     closed_form,
     loop,
+    stops,
     uniform_rows,
 )
 from featcal_fusionbench.calibration.suspended import SuspendedForward
@@ -444,7 +445,7 @@ def greenlets(monkeypatch: pytest.MonkeyPatch) -> list[SuspendedForward]:
             super().__init__(*args, **kwargs)
             made.append(self)
 
-    monkeypatch.setattr(loop, "SuspendedForward", Kept)
+    monkeypatch.setattr(stops, "SuspendedForward", Kept)
     return made
 
 
@@ -629,7 +630,7 @@ def test_forwards_and_their_activations_are_freed() -> None:
             seen.append(weakref.ref(self))
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(loop, "SuspendedForward", Watched)
+        monkeypatch.setattr(stops, "SuspendedForward", Watched)
         models.calibrate(toy_data())
     gc.collect()
     assert len(seen) == 12 and all(ref() is None for ref in seen)
