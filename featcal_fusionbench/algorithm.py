@@ -157,6 +157,7 @@ class FeatCalAlgorithm(MergeOnlyAlgorithm):
                 *(expert.identity for expert in prepared.experts.values()),
             ),
         )
+        recorder.update(holding=prepared.fit.holding)
         recorder.warn(*prepared.warnings)
         rows = [
             PlanRow(
@@ -167,17 +168,18 @@ class FeatCalAlgorithm(MergeOnlyAlgorithm):
                 module.has_bias,
                 "" if group.rule is None else str(group.rule),
             )
-            for stage in prepared.plan.stages
+            for stage in prepared.fit.plan.stages
             for group in stage.groups
             for module in group.modules
         ]
         estimate = PlanEstimate(
-            flops=prepared.estimate.flops,
-            seconds=prepared.estimate.seconds,
-            memory_bytes=prepared.estimate.memory_bytes,
-            available_bytes=prepared.available_bytes,
+            flops=prepared.fit.estimate.flops,
+            seconds=prepared.fit.estimate.seconds,
+            memory_bytes=prepared.fit.estimate.memory_bytes,
+            available_bytes=prepared.fit.available_bytes,
+            holding=prepared.fit.holding,
         )
-        recorder.print(plan_table(rows, prepared.plan.skipped, estimate))
+        recorder.print(plan_table(rows, prepared.fit.plan.skipped, estimate))
 
     def _calibrate(
         self,
@@ -196,7 +198,7 @@ class FeatCalAlgorithm(MergeOnlyAlgorithm):
         heldout = {task: of.heldout for task, of in inputs.items()}
         dtypes = {name: value.dtype for name, value in merged.named_parameters()}
         merged.to(self.fabric.device, _WORKING_DTYPE[self.settings.forward_dtype])
-        plan, architecture = prepared.plan, prepared.architecture
+        plan, architecture = prepared.fit.plan, prepared.architecture
 
         def drift() -> tuple[Any, ...]:
             with clock.phase("drift"):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from .architectures import Architecture, architecture_of
-from .calibration import CalibrationSettings, Plan, build_plan
-from .calibration.estimate import Estimate, estimate_cost, measure_matmul_rate
+from .calibration import CalibrationSettings, build_plan
+from .calibration.estimate import Fit, fit_to_memory, measure_matmul_rate
 from .calibration.inputs import Inputs
 from .data import (
     Batches,
@@ -62,9 +62,7 @@ class Prepared:
         base: Its weights.
         experts: Checked weights by task.
         inputs: Calibration and held-out inputs by task.
-        plan: What will be calibrated.
-        estimate: What it will take.
-        available_bytes: Free memory of the device that it will run on.
+        fit: What will be calibrated, what it will take, and whether that fits the device.
         warnings: What the user should know.
     """
 
@@ -74,9 +72,7 @@ class Prepared:
     base: CheckedWeights
     experts: Mapping[str, CheckedWeights]
     inputs: Mapping[str, TaskInputs]
-    plan: Plan
-    estimate: Estimate
-    available_bytes: int
+    fit: Fit
     warnings: tuple[str, ...]
 
 
@@ -142,26 +138,28 @@ def prepare(
     experts = {task: _read(pool, task, reference, scratch) for task in bar}
 
     example = max(examples, key=_tensor_bytes)  # of texts, rather a long one for the estimate
-    plan = build_plan(base_model, example, settings, architecture.row_rules(settings))
-    estimate = estimate_cost(
+    plan = build_plan(
+        base_model,
+        example,
+        settings,
+        architecture.row_rules(settings),
+        architecture.spent(base_model),
+    )
+    fit = fit_to_memory(
         plan,
         base_model,
+        example,
         settings,
         tasks=len(tasks),
-        input_bytes=_tensor_bytes(example) + architecture.held_bytes(base_model, example),
         flops_per_second=measure_matmul_rate(device),
+        available_bytes=_available_bytes(device),
     )
-    available = _available_bytes(device)
     for task in tasks:
         warnings += shortfalls(inputs[task].data, settings.n_heldout)
     warnings += warn_of_equal_experts(experts)
     warnings += warn_of_other_bases(pool)
-    if estimate.memory_bytes > available:
-        warnings.append(
-            f"about {estimate.memory_bytes / 2**30:.1f} GiB will be needed and "
-            f"{available / 2**30:.1f} GiB are free: lower n_samples, or set "
-            "granularity=block, whose paused forwards hold less."
-        )
+    if fit.warning:
+        warnings.append(fit.warning)
     return Prepared(
         architecture,
         processor,
@@ -169,9 +167,7 @@ def prepare(
         base,
         experts,
         inputs,
-        plan,
-        estimate,
-        available,
+        fit,
         tuple(warnings),
     )
 

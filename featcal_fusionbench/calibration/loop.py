@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -106,7 +106,7 @@ class _Run:
         self._observer.on_start(per_task * len(self._experts))
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(self._forward_precision())
+            stack.enter_context(self._settings.forward_precision(self._device))
             stack.enter_context(merged_stops(self._merged, self._plan))
             stack.enter_context(expert_stops(self._expert_path.model, self._plan))
             stack.callback(self._close)
@@ -122,25 +122,27 @@ class _Run:
                 self._finish(self._on_output)
         return CalibrationResult(tuple(self._results), self._plan.skipped, self._clock.costs())
 
-    def _forward_precision(self) -> AbstractContextManager[Any]:
-        if self._settings.forward_dtype != "bfloat16":
-            return nullcontext()
-        # no cache: it would keep a weight's old value after the weight is solved
-        return torch.autocast(self._device.type, dtype=torch.bfloat16, cache_enabled=False)
-
     def _statistics_precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device.type, enabled=False)
 
-    def _pairs_of(self, task: str) -> list[_Pair]:
-        """The paused forwards of a task; its batches are read when it is first reached."""
-        if task not in self._pairs:
-            pairs = self._pairs[task] = []
+    def _pairs_of(self, task: str) -> Iterator[_Pair]:
+        """The paused forwards of a task; each batch is read when it is first reached."""
+        if task in self._pairs:
+            yield from self._pairs[task]
+            return
+        pairs = self._pairs[task] = []
+        with self._clock.phase("data"):
+            batches = iter(self._data[task])
+        while True:
             with self._clock.phase("data"):
-                for index, batch in enumerate(self._data[task]):
-                    pairs.append(self._pair(batch, f"task {task}, batch {index}"))
-            if not pairs:
-                raise CalibrationError(f"task {task} has no calibration inputs.")
-        return self._pairs[task]
+                batch = next(batches, None)
+            if batch is None:
+                break
+            pairs.append(self._pair(batch, f"task {task}, batch {len(pairs)}"))
+            del batch  # its forwards let it go
+            yield pairs[-1]
+        if not pairs:
+            raise CalibrationError(f"task {task} has no calibration inputs.")
 
     def _pair(self, batch: Inputs, label: str) -> _Pair:
         spent = self._plan.spent.inputs

@@ -17,7 +17,7 @@ from .errors import PlanError
 from .inputs import Inputs
 from .results import ModuleKind, SkippedModule
 from .settings import CalibrationSettings, Granularity
-from .spent import Spent
+from .spent import NOTHING_SPENT, Spent
 from .trace import Call, Trace, find_blocks, trace_forward
 
 __all__ = [
@@ -158,7 +158,8 @@ class Stage:
         groups: In forward order.
         block: The block it belongs to; None for a module outside all blocks.
         stop: Where the merged model's forward pauses.
-        expert_stop: Where the expert's does, or None where the stage needs no expert features.
+        expert_stop: Where the expert's does; None where it stays where it is, since the stage needs
+            no expert features.
         flops: Floating-point operations for one calibration input, an estimate: the forwards of
             both paths through the stage's Linears, the runs in advance, and the statistics; not
             attention, nor the solves.
@@ -199,7 +200,7 @@ class Plan:
     skipped: tuple[SkippedModule, ...]
     blocks: tuple[Block, ...]
     trace: Trace
-    spent: Spent = Spent()
+    spent: Spent = NOTHING_SPENT
 
     @property
     def modules(self) -> tuple[PlannedModule, ...]:
@@ -219,7 +220,7 @@ def build_plan(
     example: Inputs,
     settings: CalibrationSettings,
     row_rules: RowRules = uniform_rows,
-    spent: Spent = Spent(),
+    spent: Spent = NOTHING_SPENT,
 ) -> Plan:
     """Trace one forward of the merged model and plan its calibration.
 
@@ -433,7 +434,7 @@ class _Planner:
         stages: list[Stage] = []
         for block, members in groupby(groups, lambda g: _block_of(g.leader.name, self._blocks)):
             inside = tuple(members)
-            whole = granularity == "block" and block is not None
+            whole = block.name if granularity == "block" and block is not None else None
             parts = [inside] if whole else [(group,) for group in inside]
             needing = [part for part in parts if not all(group.is_norm for group in part)]
             for part in parts:
@@ -442,13 +443,21 @@ class _Planner:
                 if self._with_expert and part in needing:
                     is_last = part is needing[-1]
                     expert_stop = self._expert_stop(last, block, is_last_of_block=is_last)
+                elif self._with_expert and not stages:
+                    # past the embeddings, so that the inputs can be let go
+                    expert_stop = self._before(last.leader.name if block is None else block.name)
                 run = inside[: inside.index(last) + 1]
                 flops = sum(map(self._flops, part)) + _flops_in_advance(run, stop, "input")
                 if expert_stop is not None:
                     flops += _flops_in_advance(run, expert_stop, last.route)
-                name = block.name if whole else last.leader.name
-                stages.append(Stage(name, part, block, stop, expert_stop, flops))
+                stages.append(
+                    Stage(whole or last.leader.name, part, block, stop, expert_stop, flops)
+                )
         return tuple(stages)
+
+    def _before(self, module: str) -> Stop:
+        (call,) = self._trace.calls_of(module)
+        return Stop(module, "entry", call.enter, call.enter)
 
     def _stop(self, last: Group, block: Block | None, needed: Literal["input", "output"]) -> Stop:
         """Where the last group's input, or its output, is known and the forward may pause."""
@@ -457,9 +466,7 @@ class _Planner:
             (entry,) = (call.enter for call in self._trace.calls_of(block.name))
             reached = call.enter if needed == "input" else call.exit
             return Stop(block.name, "inside", reached, entry)
-        if needed == "input":
-            return Stop(call.module, "entry", call.enter, call.enter)
-        return self._after(call)
+        return self._before(call.module) if needed == "input" else self._after(call)
 
     def _expert_stop(self, last: Group, block: Block | None, *, is_last_of_block: bool) -> Stop:
         """The expert's stop. Its weights stay, so that its last run of a block is the real one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -163,6 +164,13 @@ class CalibrationSettings:
     def torch_statistics_dtype(self) -> torch.dtype:
         """The precision of sums and solves as a torch dtype."""
         return getattr(torch, self.statistics_dtype)
+
+    def forward_precision(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Entered around forwards of a model in its working precision."""
+        if self.forward_dtype != "bfloat16":
+            return nullcontext()
+        # no cache: it would keep a weight's old value after the weight is solved
+        return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON-ready values, in order of declaration."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-__all__ = ["Spent", "let_go"]
+__all__ = ["NOTHING_SPENT", "Spent", "let_go"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,9 @@ class Spent:
 
     inputs: tuple[str, ...] = ()
     block_inputs: bool = False
+
+
+NOTHING_SPENT = Spent()
 
 
 def let_go(tensor: Tensor) -> None:

@@ -118,6 +118,7 @@ class RunReport:
         merger: Configuration of the upstream merger. Made JSON-safe on construction.
         models: Base, experts and merged model.
         data: The inputs, one entry per task.
+        holding: What the calibration's waiting forwards held in memory, and why.
         result: What the loop did. Where the run did not complete, the modules that were finished.
         drift_before: Held-out drift of the merged model.
         drift_after: Held-out drift of the calibrated model.
@@ -140,6 +141,7 @@ class RunReport:
     merger: dict[str, Any] = field(default_factory=dict)
     models: tuple[ModelIdentity, ...] = ()
     data: tuple[TaskData, ...] = ()
+    holding: str = ""
     result: CalibrationResult | None = None
     drift_before: tuple[TaskDrift, ...] = ()
     drift_after: tuple[TaskDrift, ...] = ()
