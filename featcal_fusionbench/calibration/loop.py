@@ -174,14 +174,7 @@ class _Run:
         parameters = {m.name: self._expert_parameters(weights, m) for m in stage.modules}
         with self._expert_resident(weights, stage):
             for pair in self._pairs_of(task):
-                with self._clock.phase("forwards"):
-                    expert = None
-                    if stage.expert_stop is not None and pair.expert is not None:
-                        expert = pair.expert.resume(stage.name)
-                    cal = pair.merged.resume(stage.name)
-                with self._clock.phase("statistics"), self._statistics_precision():
-                    for group in stage.groups:
-                        self._update(sums[group.leader.name], group, pair, cal, expert, parameters)
+                self._gather_batch(stage, pair, sums, parameters)
         with self._clock.phase("statistics"), self._statistics_precision():
             for group in stage.groups:
                 total = sums[group.leader.name]
@@ -192,6 +185,22 @@ class _Run:
         block = "" if stage.block is None else stage.block.name
         flops = stage.flops * self._settings.n_samples
         self._observer.on_step(block, stage.name, task, flops)
+
+    def _gather_batch(
+        self,
+        stage: Stage,
+        pair: _Pair,
+        sums: Mapping[str, LinearSums | NormSums],
+        parameters: Mapping[str, ExpertParameters],
+    ) -> None:
+        with self._clock.phase("forwards"):
+            expert = None
+            if stage.expert_stop is not None and pair.expert is not None:
+                expert = pair.expert.resume(stage.name)
+            cal = pair.merged.resume(stage.name)
+        with self._clock.phase("statistics"), self._statistics_precision():
+            for group in stage.groups:
+                self._update(sums[group.leader.name], group, pair, cal, expert, parameters)
 
     def _expert_resident(self, weights: Weights, stage: Stage) -> AbstractContextManager[Any]:
         if stage.expert_stop is None:
