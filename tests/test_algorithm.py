@@ -163,7 +163,7 @@ def test_with_little_memory_the_same_is_computed_and_the_report_says_so(
     pool = pico.instance_pool()
     expected = weights(featcal(tmp_path / "a").run(pool))
     assert "hold all that is alive in a block" in read(tmp_path / "a").holding
-    monkeypatch.setattr(preparation, "_available_bytes", lambda device: 2**20)
+    monkeypatch.setattr(preparation, "_available_bytes", lambda device: 1000)
     found = weights(featcal(tmp_path / "b").run(pool))
     assert differs(expected, found) == []
     report = read(tmp_path / "b")
