@@ -253,7 +253,8 @@ def build_plan(
         for group in _split_by_rule(model, run, blocks, row_rules, batch)
     ]
     holds = settings.granularity == "module" and settings.hold_activations != "never"
-    planner = _Planner(trace, blocks, holds=holds, with_expert=settings.target_alpha > 0)
+    with_expert = settings.target_alpha > 0 and not all(group.is_norm for group in groups)
+    planner = _Planner(trace, blocks, holds=holds, with_expert=with_expert)
     stages = planner.stages(groups, settings.granularity)
     skipped = tuple(selection.skipped)
     return Plan(settings.granularity, holds, stages, skipped, blocks, trace, spent)
