@@ -11,11 +11,12 @@ import torch
 from fusion_bench import BaseModelPool
 from torch import nn
 
-from .calibration import CalibrationResult, CalibrationSettings, Weights, calibrate
+from .calibration import CalibrationResult, CalibrationSettings, Plan, Weights, calibrate
 from .calibration.drift import measure_drift
+from .calibration.estimate import Fit
 from .completion import complete_all
 from .merging import MergeOnlyAlgorithm, WrappingMethod, setting_names
-from .preparation import PlannedCalibration, TaskInputs, plan_calibration, prepare
+from .preparation import Prepared, TaskInputs, plan_calibration, prepare
 from .recorder import RunRecorder
 from .report import FeatCalReport, PlanEstimate, PlanRow, RichProgress, plan_table
 from .upstream import MergedSource
@@ -75,26 +76,27 @@ class FeatCalAlgorithm(WrappingMethod[CalibrationSettings, FeatCalReport]):
                     Path(scratch),
                     show_progress=self.fabric.is_global_zero,
                 )
-                planned = plan_calibration(prepared, self.settings, self.fabric.device)
-            recorder.update(data=prepared.data, models=prepared.identities)
-            recorder.warn(*prepared.warnings, *planned.warnings)
-            recorder.print(_plan_table(planned))
+                fit = plan_calibration(prepared, self.settings, self.fabric.device)
+            recorder.update(data=prepared.data, models=prepared.identities, holding=fit.holding)
+            recorder.warn(*prepared.warnings, *([fit.warning] if fit.warning else []))
+            recorder.print(_plan_table(fit))
             if self.plan_only:
                 return None
             merged = self._load_merged(source, prepared.base_model, recorder)
-            model = self._calibrate(merged, planned, recorder)
+            model = self._calibrate(merged, prepared, fit.plan, recorder)
         self._save_processor(pool, prepared.processor)
         return model
 
     def _calibrate(
         self,
         merged: nn.Module,
-        planned: PlannedCalibration,
+        prepared: Prepared,
+        plan: Plan,
         recorder: RunRecorder[FeatCalReport],
     ) -> nn.Module:
-        prepared, plan, clock = planned.prepared, planned.plan, recorder.clock
+        clock = recorder.clock
         experts = {task: expert.weights for task, expert in prepared.experts.items()}
-        inputs = self._completed_inputs(planned, experts, recorder)
+        inputs = self._completed_inputs(prepared, experts, recorder)
         heldout = {task: of.heldout for task, of in inputs.items()}
         dtypes = {name: value.dtype for name, value in merged.named_parameters()}
         merged.to(self.fabric.device, WORKING_DTYPE[self.settings.forward_dtype])
@@ -137,11 +139,10 @@ class FeatCalAlgorithm(WrappingMethod[CalibrationSettings, FeatCalReport]):
 
     def _completed_inputs(
         self,
-        planned: PlannedCalibration,
+        prepared: Prepared,
         experts: Mapping[str, Weights],
         recorder: RunRecorder[FeatCalReport],
     ) -> Mapping[str, TaskInputs]:
-        prepared = planned.prepared
         complete = prepared.architecture.complete_inputs(self.settings)
         if complete is None:
             return prepared.inputs
@@ -157,7 +158,7 @@ class FeatCalAlgorithm(WrappingMethod[CalibrationSettings, FeatCalReport]):
             )
 
 
-def _plan_table(planned: PlannedCalibration) -> Any:
+def _plan_table(fit: Fit) -> Any:
     rows = [
         PlanRow(
             "" if stage.block is None else stage.block.name,
@@ -167,14 +168,15 @@ def _plan_table(planned: PlannedCalibration) -> Any:
             module.has_bias,
             "" if group.rule is None else str(group.rule),
         )
-        for stage in planned.plan.stages
+        for stage in fit.plan.stages
         for group in stage.groups
         for module in group.modules
     ]
     estimate = PlanEstimate(
-        flops=planned.estimate.flops,
-        seconds=planned.estimate.seconds,
-        memory_bytes=planned.estimate.memory_bytes,
-        available_bytes=planned.available_bytes,
+        flops=fit.estimate.flops,
+        seconds=fit.estimate.seconds,
+        memory_bytes=fit.estimate.memory_bytes,
+        available_bytes=fit.available_bytes,
+        holding=fit.holding,
     )
-    return plan_table(rows, planned.plan.skipped, estimate)
+    return plan_table(rows, fit.plan.skipped, estimate)

@@ -44,19 +44,20 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 class SafetensorsWeights(Mapping[str, Tensor]):
     """Tensors of safetensors files under other names; each read when it is asked for.
 
+    A file is open only while a tensor is read: what was read of an open file counts as this
+    process's memory, and of twenty experts that is a lot.
+
     Args:
         places: File and stored key of each tensor, by the name it is known as here.
     """
 
     def __init__(self, places: Mapping[str, tuple[Path, str]]) -> None:
         self._places = dict(places)
-        self._files = {
-            path: safe_open(path, framework="pt") for path in {p for p, _ in places.values()}
-        }
 
     def __getitem__(self, name: str) -> Tensor:
         path, key = self._places[name]
-        return self._files[path].get_tensor(key)
+        with safe_open(path, framework="pt") as file:
+            return file.get_tensor(key)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

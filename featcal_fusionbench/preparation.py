@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from .architectures import Architecture, SampleSettings, architecture_of
-from .calibration import CalibrationSettings, Plan, build_plan
-from .calibration.estimate import Estimate, estimate_cost, measure_matmul_rate
+from .calibration import CalibrationSettings, build_plan
+from .calibration.estimate import Fit, fit_to_memory, measure_matmul_rate
 from .calibration.inputs import Inputs
 from .data import (
     TRAINING_SPLITS,
@@ -38,7 +38,7 @@ from .experts import (
 )
 from .report import ModelIdentity, TaskData
 
-__all__ = ["PlannedCalibration", "Prepared", "TaskInputs", "plan_calibration", "prepare"]
+__all__ = ["Prepared", "TaskInputs", "plan_calibration", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -83,25 +83,6 @@ class Prepared:
     def identities(self) -> tuple[ModelIdentity, ...]:
         """Base and experts, for the report."""
         return (self.base.identity, *(expert.identity for expert in self.experts.values()))
-
-
-@dataclass(frozen=True)
-class PlannedCalibration:
-    """A calibration that is ready to start.
-
-    Attributes:
-        prepared: Models and data.
-        plan: What will be calibrated.
-        estimate: What it will take.
-        available_bytes: Free memory of the device that it will run on.
-        warnings: What the user should know.
-    """
-
-    prepared: Prepared
-    plan: Plan
-    estimate: Estimate
-    available_bytes: int
-    warnings: tuple[str, ...]
 
 
 def prepare(
@@ -184,8 +165,8 @@ def prepare(
 
 def plan_calibration(
     prepared: Prepared, settings: CalibrationSettings, device: torch.device
-) -> PlannedCalibration:
-    """Plan a calibration and estimate what it takes.
+) -> Fit:
+    """Plan a calibration, estimate what it takes and fit it to the free memory.
 
     Args:
         prepared: Models and data.
@@ -195,29 +176,23 @@ def plan_calibration(
     Raises:
         PlanError: Nothing is left to calibrate, or the forward cannot be traced.
     """
-    architecture, base_model, example = (
-        prepared.architecture,
-        prepared.base_model,
+    architecture, base_model = prepared.architecture, prepared.base_model
+    plan = build_plan(
+        base_model,
         prepared.example,
+        settings,
+        architecture.row_rules(settings),
+        architecture.spent(base_model),
     )
-    plan = build_plan(base_model, example, settings, architecture.row_rules(settings))
-    estimate = estimate_cost(
+    return fit_to_memory(
         plan,
         base_model,
+        prepared.example,
         settings,
         tasks=len(prepared.inputs),
-        input_bytes=_tensor_bytes(example) + architecture.held_bytes(base_model, example),
         flops_per_second=measure_matmul_rate(device),
+        available_bytes=_available_bytes(device),
     )
-    available = _available_bytes(device)
-    warnings = []
-    if estimate.memory_bytes > available:
-        warnings.append(
-            f"about {estimate.memory_bytes / 2**30:.1f} GiB will be needed and "
-            f"{available / 2**30:.1f} GiB are free: lower n_samples, or set "
-            "granularity=block, whose paused forwards hold less."
-        )
-    return PlannedCalibration(prepared, plan, estimate, available, tuple(warnings))
 
 
 def _tensor_bytes(inputs: Inputs) -> int:

@@ -1,17 +1,23 @@
 #!/usr/bin/env python
-"""Time and memory of a calibration on random models of true shapes.
+r"""Time and memory of a calibration on random models of true shapes.
 
 Prints CPU-seconds by phase and by block, the arithmetic done, its share of a matrix-product peak
-measured in the same run, and the peak of memory above the loaded models, as a table and as JSON:
+measured in the same run, and the peak of memory beside the estimate, as a table and as JSON:
 
     python scripts/benchmark_speed.py --shape clip-vit-base-patch32 --tasks 8 --n 256 --blocks 3
 
-Weights are random: the arithmetic does not depend on them. Few blocks suffice: interior blocks cost
-the same each, the last one differs in its row weights. CPU-seconds of several threads hold what
-they spend waiting for each other: on a busy machine measure with --threads 1.
+Weights are random: the arithmetic does not depend on them. The experts are safetensors files in the
+temporary directory, read as in a real run. Few blocks suffice: interior blocks cost the same each,
+the last one differs in its row weights. CPU-seconds of several threads hold what they spend waiting
+for each other: on a busy machine measure with --threads 1.
 
 The time of the whole model is extrapolated: the blocks measured, and for each one left out another
 interior block of its stack. Peak memory above the models does not depend on the number of blocks.
+The peak of the whole process does, by the base and the merged model; --first keeps models of all
+blocks in memory and calibrates the first few:
+
+    python scripts/benchmark_speed.py --shape clip-vit-large-patch14 --tasks 20 --n 256 \
+        --blocks 24 --first 2 --hold-activations never --threads 1
 
     python scripts/benchmark_speed.py --shape flan-t5-base --tasks 8 --n 256 --blocks 2
 
@@ -25,10 +31,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -37,24 +44,27 @@ import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from transformers import CLIPVisionConfig, CLIPVisionModel, T5Config, T5ForConditionalGeneration
 
-from featcal_fusionbench.architectures.clip_vision import ClipVision, clip_vision_rows
-from featcal_fusionbench.architectures.t5 import T5, t5_rows
+from featcal_fusionbench.architectures import Architecture
+from featcal_fusionbench.architectures.clip_vision import ClipVision
+from featcal_fusionbench.architectures.t5 import T5
 from featcal_fusionbench.calibration import (
     CalibrationSettings,
     ModuleResult,
     PhaseClock,
     Plan,
-    RowRules,
     SilentObserver,
     build_plan,
     calibrate,
 )
-from featcal_fusionbench.calibration.estimate import estimate_cost
+from featcal_fusionbench.calibration.estimate import fit_to_memory
+from featcal_fusionbench.calibration.trace import find_blocks
+from featcal_fusionbench.experts import SafetensorsWeights
 from featcal_fusionbench.report import describe_machine, write_json
 
 Inputs = dict[str, Any]
@@ -69,14 +79,13 @@ class Shape:
         make: Makes a random model with so many blocks per stack.
         draw: Draws so many random inputs.
         rules: Row weights.
-        held_bytes: What paused forwards hold besides features.
+        architecture: Row weights, and what paused forwards may let go.
     """
 
     depths: tuple[int, ...]
     make: Callable[[int], Any]
     draw: Callable[[int, torch.Generator], Inputs]
-    rules: RowRules
-    held_bytes: Callable[[Any, Inputs], int]
+    architecture: Architecture
 
 
 def _clip(hidden: int, intermediate: int, heads: int, patch: int, depth: int) -> Shape:
@@ -95,8 +104,7 @@ def _clip(hidden: int, intermediate: int, heads: int, patch: int, depth: int) ->
     def draw(count: int, generator: torch.Generator) -> Inputs:
         return {"pixel_values": torch.randn(count, 3, 224, 224, generator=generator)}
 
-    rules = clip_vision_rows(CalibrationSettings().nonclass_row_weight)
-    return Shape((depth,), make, draw, rules, ClipVision().held_bytes)
+    return Shape((depth,), make, draw, ClipVision())
 
 
 def _t5(
@@ -128,7 +136,7 @@ def _t5(
             "use_cache": False,
         }
 
-    return Shape((depth, depth), make, draw, t5_rows, T5().held_bytes)
+    return Shape((depth, depth), make, draw, T5())
 
 
 SHAPES = {
@@ -231,13 +239,13 @@ class RandomBatches:
             yield self._shape.draw(count, generator)
 
 
-def whole_model(seconds: Mapping[int, float], shape: Shape, blocks: int) -> float:
-    """Extrapolate CPU-seconds by block to all blocks of the published model."""
+def whole_model(seconds: Mapping[int, float], shape: Shape, blocks: int, first: int) -> float:
+    """Extrapolate CPU-seconds of the first blocks of each stack to the published model."""
     total = 0.0
     for stack, depth in enumerate(shape.depths):
-        measured = [seconds[stack * blocks + i] for i in range(blocks)]
+        measured = [seconds[stack * blocks + i] for i in range(first)]
         interior = measured[1:-1] or measured
-        total += sum(measured) + (depth - blocks) * sum(interior) / len(interior)
+        total += sum(measured) + (depth - first) * sum(interior) / len(interior)
     return total
 
 
@@ -256,26 +264,45 @@ def matmul_rate(dtype: torch.dtype, device: torch.device, threads: int) -> float
     return 2 * size**3 / best
 
 
-def perturbed(model: nn.Module, seed: int) -> dict[str, Tensor]:
-    """An expert's weights: the base's and some noise."""
+def lay_down_expert(
+    base: Mapping[str, Tensor], unread: Sequence[str], seed: int, path: Path
+) -> SafetensorsWeights:
+    """Write an expert, the base and some noise, without the blocks that nothing will read."""
     generator = torch.Generator().manual_seed(seed)
-    return {
+    skipped = tuple(f"{block}." for block in unread)
+    tensors = {
         name: value
         + 0.02 * torch.randn(value.shape, generator=generator) * value.std().nan_to_num(0)
-        for name, value in model.state_dict().items()
-        if value.is_floating_point()
+        for name, value in base.items()
+        if not name.startswith(skipped)
     }
+    save_file(tensors, path)
+    return SafetensorsWeights({name: (path, name) for name in tensors})
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    """One calibration, measured."""
+def available_memory(device: torch.device) -> int:
+    """Free bytes of the device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """One calibration, measured; the experts' files go into the directory."""
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     shape = SHAPES[options.shape]
     merged = cast(nn.Module, shape.make(options.blocks).eval().requires_grad_(False))
     base = {k: v.clone() for k, v in merged.state_dict().items() if v.is_floating_point()}
-    experts = {f"task{i}": perturbed(merged, i) for i in range(options.tasks)}
+    blocks = find_blocks(merged)
+    first = options.first or options.blocks
+    chosen = [name for name in blocks if int(name.rpartition(".")[2]) < first]
+    unread = [name for name in blocks if name not in chosen] if len(shape.depths) == 1 else []
+    experts = {
+        f"task{i}": lay_down_expert(base, unread, i, directory / f"task{i}.safetensors")
+        for i in range(options.tasks)
+    }
     data = {
         task: RandomBatches(shape, options.n, options.batch_size, seed=100 + i)
         for i, task in enumerate(experts)
@@ -283,31 +310,36 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     merged = merged.to(device)
     settings = CalibrationSettings(
         granularity=options.granularity,
+        include=tuple(rf"^{name}\..*{options.modules}" for name in chosen),
+        hold_activations=options.hold_activations,
         n_samples=options.n,
         batch_size=options.batch_size,
         forward_dtype=options.forward_dtype,
         statistics_dtype=options.statistics_dtype,
     )
     example = shape.draw(1, torch.Generator().manual_seed(0))
-    plan = build_plan(merged, example, settings, shape.rules)
+    rules, spent = shape.architecture.row_rules(settings), shape.architecture.spent(merged)
     peak_one = matmul_rate(torch.float32, device, threads=1)
-    estimate = estimate_cost(
-        plan,
+    fit = fit_to_memory(
+        build_plan(merged, example, settings, rules, spent),
         merged,
+        example,
         settings,
         tasks=options.tasks,
-        input_bytes=sum(v.nbytes for v in example.values() if isinstance(v, Tensor))
-        + shape.held_bytes(merged, example),
         flops_per_second=matmul_rate(torch.float32, device, torch.get_num_threads()),
+        available_bytes=available_memory(device),
     )
-    blocks, clock, flops = BlockTimer(plan), PhaseClock(device), FlopCounter()
+    plan, estimate = fit.plan, fit.estimate
+    timer, clock, flops = BlockTimer(plan), PhaseClock(device), FlopCounter()
     wall, cpu = time.perf_counter(), time.process_time()
     with MemoryWatch() as memory, flops:
-        calibrate(merged, base, experts, data, plan, settings, observer=blocks, clock=clock)
+        calibrate(merged, base, experts, data, plan, settings, observer=timer, clock=clock)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    ends = {i for i in blocks.seconds if i % options.blocks in (0, options.blocks - 1)}
-    interior = [v for k, v in blocks.seconds.items() if k not in ends]
+    ends = {i for i in timer.seconds if i % options.blocks in (0, options.blocks - 1)}
+    interior = [v for k, v in timer.seconds.items() if k not in ends]
     per_block = sum(interior) / len(interior) if interior and len(shape.depths) == 1 else None
+    above = memory.peak - memory.before
+    estimated = estimate.activation_bytes + estimate.working_bytes + estimate.sums_bytes
     return {
         "options": vars(options),
         "machine": describe_machine(),
@@ -317,15 +349,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "cpu_seconds": cpu,
         "cpu_seconds_per_interior_block": per_block,
         "same_at_148_gflops": per_block and per_block * peak_one / REFERENCE_FLOPS,
-        "cpu_seconds_by_block": {plan.blocks[i].name: v for i, v in blocks.seconds.items()},
-        "cpu_seconds_whole_model": whole_model(blocks.seconds, shape, options.blocks),
+        "cpu_seconds_by_block": {plan.blocks[i].name: v for i, v in timer.seconds.items()},
+        "cpu_seconds_whole_model": whole_model(timer.seconds, shape, options.blocks, first),
         "blocks_whole_model": sum(shape.depths),
         "phases": [vars(cost) for cost in clock.costs()],
         "flops": flops.total,
         "share_of_peak": flops.total / cpu / peak_one if device.type == "cpu" else None,
-        "peak_bytes_above_models": memory.peak - memory.before,
+        "holding": fit.holding,
+        "peak_bytes": memory.peak,
+        "peak_bytes_above_models": above,
         "peak_device_bytes": clock.costs()[0].peak_device_bytes,
         "estimate": vars(estimate),
+        "measured_over_estimate": above / estimated if device.type == "cpu" else None,
     }
 
 
@@ -359,14 +394,17 @@ def show(result: dict[str, Any]) -> None:
     row("arithmetic", f"{result['flops'] / 1e12:.2f} TFLOP")
     if result["share_of_peak"]:
         row("share of the sgemm peak", f"{result['share_of_peak']:.0%}")
+    row("peak of the process", f"{result['peak_bytes'] / gib:.2f} GiB")
     row("peak above the models", f"{result['peak_bytes_above_models'] / gib:.2f} GiB")
     if result["peak_device_bytes"]:
         row("peak on the device", f"{result['peak_device_bytes'] / gib:.2f} GiB")
     estimate = result["estimate"]
-    activations, sums = estimate["activation_bytes"] / gib, estimate["sums_bytes"] / gib
-    row("  estimated activations + sums", f"{activations:.2f} + {sums:.2f} GiB")
+    parts = [estimate[f"{part}_bytes"] / gib for part in ("activation", "working", "sums")]
+    row("  estimated: held + working + sums", " + ".join(f"{part:.2f}" for part in parts) + " GiB")
+    if result["measured_over_estimate"]:
+        row("  measured / estimated", f"{result['measured_over_estimate']:.2f}")
     row("  estimated seconds", f"{estimate['seconds']:.0f}")
-    Console().print(table)
+    Console().print(table, result["holding"])
 
 
 def main() -> None:
@@ -376,6 +414,9 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=8)
     parser.add_argument("--n", type=int, default=256, help="inputs per task")
     parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--first", type=int, help="calibrate only so many blocks of each stack")
+    parser.add_argument("--modules", default="", help="and of them what this expression finds")
+    parser.add_argument("--hold-activations", choices=["auto", "always", "never"], default="always")
     parser.add_argument("--granularity", choices=["module", "block"], default="module")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--batch-size", type=int, default=32)
@@ -384,7 +425,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="also write the result here")
     options = parser.parse_args()
-    result = run(options)
+    with tempfile.TemporaryDirectory(prefix="featcal-") as directory:
+        result = run(options, Path(directory))
     show(result)
     if options.json is not None:
         write_json(options.json, json.loads(json.dumps(result, default=_plain)))

@@ -16,6 +16,7 @@ from pico import Pico
 from torch import Tensor, nn
 from transformers import CLIPVisionModel
 
+from featcal_fusionbench import preparation
 from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.calibration import CalibrationSettings
 from featcal_fusionbench.experts import floating_tensors
@@ -152,7 +153,22 @@ def test_plan_only_plans_and_neither_merges_nor_calibrates(
     assert featcal(tmp_path, merger=Untouchable(), plan_only=True).run(pico.instance_pool()) is None
     report = read(tmp_path)
     assert report.status == "planned" and report.result is None
-    assert "FeatCal plan" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "FeatCal plan" in printed and f"memory: {report.holding}" in printed
+
+
+def test_with_little_memory_the_same_is_computed_and_the_report_says_so(
+    pico: Pico, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = pico.instance_pool()
+    expected = weights(featcal(tmp_path / "a").run(pool))
+    assert "hold all that is alive in a block" in read(tmp_path / "a").holding
+    monkeypatch.setattr(preparation, "_available_bytes", lambda device: 1000)
+    found = weights(featcal(tmp_path / "b").run(pool))
+    assert differs(expected, found) == []
+    report = read(tmp_path / "b")
+    assert "hold the inputs of blocks alone (hold_activations=auto" in report.holding
+    assert any("GiB are free: lower n_samples" in warning for warning in report.warnings)
 
 
 def test_saved_checkpoint_is_calibrated_like_the_merged_model(pico: Pico, tmp_path: Path) -> None:

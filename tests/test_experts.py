@@ -53,6 +53,19 @@ def test_checkpoints_are_read_in_place(pico: Pico, tmp_path: Path, as_config: bo
     assert equal(weights, floating_tensors(pico.load_expert(pico.tasks[0])))
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
+def test_files_are_not_kept_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"a": torch.ones(1000), "b": torch.zeros(1000)}, path)
+    weights = SafetensorsWeights({"a": (path, "a"), "b": (path, "b")})
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    first = weights["a"]
+    assert str(path) in Path("/proc/self/maps").read_text()  # what is read lies in the file
+    assert float(first.sum()) == 1000
+    del first
+    assert str(path) not in Path("/proc/self/maps").read_text()
+
+
 def test_a_whole_clip_serves_as_base(pico: Pico) -> None:
     base = floating_tensors(pico.load_base())
     assert equal(checkpoint_weights(str(pico.base), base), base)

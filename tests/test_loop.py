@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import (
+    MODES,
     Family,
     MaskRows,
     Toy,
@@ -43,10 +44,12 @@ from featcal_fusionbench.calibration import (
     RowRule,
     SilentObserver,
     SingularSystemError,
+    Spent,
     build_plan,
     calibrate,
     closed_form,
     loop,
+    stops,
     uniform_rows,
 )
 from featcal_fusionbench.calibration.suspended import SuspendedForward
@@ -78,6 +81,12 @@ def t5_rows(module: str, block: int | None, blocks: int) -> RowRule:
     return MaskRows("decoder_attention_mask" if in_decoder else "attention_mask")
 
 
+SPENT = {
+    "clip": Spent(inputs=("pixel_values",), block_inputs=True),
+    "llama": Spent(block_inputs=True),
+    "t5": Spent(block_inputs=True),
+}
+
 ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Callable[[object], Any], Any, int]] = {
     "clip": (tiny.clip, lambda key: images(4, key), clip_vision_rows(0.01), 16),
     "dinov2": (tiny.dinov2, lambda key: images(4, key), uniform_rows, 16),
@@ -91,10 +100,10 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Callable[[object], Any],
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_outputs_are_those_of_the_calibrated_model_bit_for_bit(
-    name: str, granularity: Any, dtype: torch.dtype
+    name: str, mode: dict[str, Any], dtype: torch.dtype
 ) -> None:
     make, inputs, rules, modules = ARCHITECTURES[name]
     try:
@@ -103,8 +112,8 @@ def test_outputs_are_those_of_the_calibrated_model_bit_for_bit(
         pytest.skip(f"this transformers has no {name}")
     data = {task: split(inputs(task), 3) for task in models.experts}
     model = models.copy().to(dtype)
-    chosen = CalibrationSettings(granularity=granularity)
-    plan = build_plan(model, data["a"][0], chosen, rules)
+    chosen = CalibrationSettings(**mode)
+    plan = build_plan(model, data["a"][0], chosen, rules, SPENT.get(name, Spent()))
     assert len(plan.modules) == modules
     outputs: dict[tuple[str, int], Any] = {}
     result = calibrate(
@@ -124,6 +133,42 @@ def test_outputs_are_those_of_the_calibrated_model_bit_for_bit(
         assert pairs and all(torch.equal(one, other) for one, other in pairs)
         assert all(bool(one.isfinite().all()) for one, _ in pairs)
     assert not hooks_of(model)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", ["clip", "t5", "llama", "bert", "toy"])
+def test_holding_activations_or_not_gives_the_same_weights_bit_for_bit(
+    name: str, dtype: Any
+) -> None:
+    make, inputs, rules, _ = ARCHITECTURES[name]
+    models = family(make(), tasks=("a", "b"))
+    models.merged.to(torch.float64 if dtype == "float64" else torch.float32)
+    data = {task: split(inputs(task), 3) for task in models.experts}
+    states = []
+    for hold in ("always", "never"):
+        settings = CalibrationSettings(hold_activations=hold, forward_dtype=dtype)
+        model = models.copy()
+        plan = build_plan(model, data["a"][0], settings, rules, SPENT.get(name, Spent()))
+        assert plan.holds == (hold == "always")
+        result = calibrate(model, models.base, models.weights, data, plan, settings)
+        states.append(model.state_dict())
+    assert [m.name for m in result.modules] == [m.name for m in plan.modules]
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+    assert largest_difference(states[0], models.merged.state_dict()) > 1e-3
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_tensors_that_are_let_go_change_nothing(mode: dict[str, Any]) -> None:
+    """Also where a block's input is what its first Linears read, as in BERT."""
+    models = family(tiny.bert())
+    data = {task: split(text([5, 3, 7, 2], task), 2) for task in models.experts}
+    states = []
+    for spent in (Spent(), Spent(inputs=("token_type_ids", "absent"), block_inputs=True)):
+        model, settings = models.copy(), CalibrationSettings(**mode)
+        plan = build_plan(model, data["a"][0], settings, mask_rows, spent)
+        calibrate(model, models.base, models.weights, data, plan, settings)
+        states.append(model.state_dict())
+    assert largest_difference(*states) == 0
 
 
 def test_norms_of_a_model_with_tied_head_can_be_calibrated() -> None:
@@ -311,13 +356,18 @@ def test_routes_agree(granularity: str, monkeypatch: pytest.MonkeyPatch) -> None
 # --- how much work ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("granularity, merged, expert", [("module", 1, 1), ("block", 2, 1)])
+@pytest.mark.parametrize(
+    "mode, merged, expert",
+    # not holding: for out, norm2, fc1, fc2 and in earnest; the expert for out and fc1, then both
+    [(MODES[0], 1, 1), (MODES[1], 5, 3), (MODES[2], 2, 1)],
+    ids=str,
+)
 def test_number_of_forwards_and_gram_products(
-    granularity: Any, merged: int, expert: int, monkeypatch: pytest.MonkeyPatch
+    mode: dict[str, Any], merged: int, expert: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = family(tiny.clip(layers=3))
     data = {task: split(images(4, task), 2) for task in models.experts}
-    name = tiny.clip_modules(models.merged)[1][-2]
+    name = next(n for n in tiny.clip_modules(models.merged)[1] if n.endswith("q_proj"))
     calls = {"merged": 0, "expert": 0}
     made: list[int] = []
 
@@ -325,7 +375,7 @@ def test_number_of_forwards_and_gram_products(
         def hook(*_: object) -> None:
             calls[which] += 1
 
-        model.get_submodule(name).register_forward_pre_hook(hook)
+        model.get_submodule(name).register_forward_hook(hook)
 
     class CountedSums(loop.LinearSums):
         def __init__(self, group: Any, **kwargs: Any) -> None:
@@ -340,7 +390,7 @@ def test_number_of_forwards_and_gram_products(
 
     monkeypatch.setattr(loop, "LinearSums", CountedSums)
     monkeypatch.setattr(loop, "ExpertPath", CountedPath)
-    model, chosen = models.copy(), CalibrationSettings(granularity=granularity)
+    model, chosen = models.copy(), CalibrationSettings(**mode)
     plan = build_plan(model, data["a"][0], chosen, clip_vision_rows(0.01))
     calibrate(model, models.base, models.weights, data, plan, chosen, on_output=lambda *_: None)
     assert calls == {"merged": 6 * merged, "expert": 6 * expert}
@@ -393,8 +443,8 @@ def test_data_are_read_once_and_only_when_needed() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_progress_adds_up_and_results_are_whole(granularity: Any) -> None:
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_progress_adds_up_and_results_are_whole(mode: dict[str, Any]) -> None:
     models = family(Toy())
     seen: list[ModuleResult] = []
     flops = {"total": 0.0, "done": 0.0}
@@ -409,7 +459,7 @@ def test_progress_adds_up_and_results_are_whole(granularity: Any) -> None:
         def on_module(self, result: ModuleResult) -> None:
             seen.append(result)
 
-    model, chosen = models.copy(), CalibrationSettings(granularity=granularity)
+    model, chosen = models.copy(), CalibrationSettings(**mode)
     plan = build_plan(model, toy_inputs(1, "a"), chosen)
     clock = PhaseClock()
     result = calibrate(
@@ -444,7 +494,7 @@ def greenlets(monkeypatch: pytest.MonkeyPatch) -> list[SuspendedForward]:
             super().__init__(*args, **kwargs)
             made.append(self)
 
-    monkeypatch.setattr(loop, "SuspendedForward", Kept)
+    monkeypatch.setattr(stops, "SuspendedForward", Kept)
     return made
 
 
@@ -507,15 +557,15 @@ def assert_clean(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("with_output", [False, True])
 def test_nothing_is_left_after_success(
-    granularity: Any, dtype: Any, with_output: bool, paths: Any, greenlets: Any
+    mode: dict[str, Any], dtype: Any, with_output: bool, paths: Any, greenlets: Any
 ) -> None:
     models = family(Toy())
     models.merged.float()
     model = models.copy()
-    chosen = CalibrationSettings(granularity=granularity, forward_dtype=dtype)
+    chosen = CalibrationSettings(**mode, forward_dtype=dtype)
     plan = build_plan(model, toy_inputs(1, "a"), chosen)
     on_output = (lambda *_: None) if with_output else None
     calibrate(model, models.base, models.weights, toy_data(), plan, chosen, on_output=on_output)
@@ -573,17 +623,17 @@ def test_nothing_is_left_after_an_error_in_a_forward(
     assert_clean(other, paths, greenlets)
 
 
-@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("error", [Boom, KeyboardInterrupt])
 @pytest.mark.parametrize(
     "where", ["on_start", "on_step", "on_module", "on_output", "solve", "data"]
 )
 def test_nothing_is_left_after_an_error_elsewhere(
-    granularity: Any, error: type[BaseException], where: str, paths: Any, greenlets: Any,
+    mode: dict[str, Any], error: type[BaseException], where: str, paths: Any, greenlets: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     models = family(Toy())
-    model, chosen = models.copy(), CalibrationSettings(granularity=granularity)
+    model, chosen = models.copy(), CalibrationSettings(**mode)
     plan = build_plan(model, toy_inputs(1, "a"), chosen)
     data: dict[str, Any] = toy_data()
 
@@ -607,7 +657,7 @@ def test_nothing_is_left_after_an_error_elsewhere(
     del caught
     assert_clean(model, paths, greenlets)
     monkeypatch.undo()
-    models.calibrate(toy_data(), granularity=granularity)
+    models.calibrate(toy_data(), **mode)
 
 
 def test_grad_mode_and_autocast_of_the_caller_are_kept(paths: Any, greenlets: Any) -> None:
@@ -629,7 +679,7 @@ def test_forwards_and_their_activations_are_freed() -> None:
             seen.append(weakref.ref(self))
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(loop, "SuspendedForward", Watched)
+        monkeypatch.setattr(stops, "SuspendedForward", Watched)
         models.calibrate(toy_data())
     gc.collect()
     assert len(seen) == 12 and all(ref() is None for ref in seen)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import (
+    MODES,
     TOY_MODULES,
     Toy,
     clip,
@@ -18,6 +19,7 @@ from tiny import (
     images,
     llama,
     mask_rows,
+    t5,
     text,
     toy_inputs,
 )
@@ -30,9 +32,19 @@ from featcal_fusionbench.calibration import (
     NonFiniteError,
     Plan,
     PlanError,
+    SilentObserver,
+    Spent,
     build_plan,
+    calibrate,
 )
-from featcal_fusionbench.calibration.estimate import estimate_cost, measure_matmul_rate
+from featcal_fusionbench.calibration.estimate import (
+    Estimate,
+    Fit,
+    estimate_cost,
+    fit_to_memory,
+    measure_matmul_rate,
+)
+from featcal_fusionbench.calibration.held import LiveTensors, measure_held
 from featcal_fusionbench.calibration.trace import find_blocks, trace_forward
 
 
@@ -359,15 +371,18 @@ def test_order_that_depends_on_the_input(granularity: Any, mood: float, only: st
 # --- what it will cost -----------------------------------------------------------------------
 
 
+def flops_of(plan: Plan) -> float:
+    return sum(stage.flops for stage in plan.stages)
+
+
 @pytest.mark.parametrize("granularity", ["module", "block"])
 def test_flops_are_positive_and_grow(granularity: Any) -> None:
     small, large = Toy(6, 10), Toy(6, 20)
     plans = [plan_toy(model.double(), granularity=granularity) for model in (small, large)]
-    flops = [sum(map(plan.flops, plan.stages)) for plan in plans]
+    flops = [flops_of(plan) for plan in plans]
     assert 0 < flops[0] < flops[1]
-    assert all(plan.flops(stage) > 0 for plan in plans for stage in plan.stages)
-    less = plan_toy(small, granularity=granularity, exclude=("down",))
-    assert sum(map(less.flops, less.stages)) < flops[0]
+    assert all(stage.flops > 0 for plan in plans for stage in plan.stages)
+    assert flops_of(plan_toy(small, granularity=granularity, exclude=("down",))) < flops[0]
     # at least the two forwards and one Gram product
     linear = sum(
         2 * m.rows * m.in_features * m.out_features for m in plans[0].modules if m.kind == "linear"
@@ -375,25 +390,171 @@ def test_flops_are_positive_and_grow(granularity: Any) -> None:
     assert 2 * linear < flops[0] < 12 * linear
 
 
-@pytest.mark.parametrize("granularity", ["module", "block"])
-def test_estimate_grows_with_what_costs(granularity: Any) -> None:
-    model = Toy().double()
+def test_flops_of_runs_in_advance_are_counted() -> None:
+    attention, out, gated = 3 * 2 * 4 * 6 * 6, 2 * 4 * 6 * 6, 2 * 2 * 4 * 6 * 10
+    usual = flops_of(plan_toy())
+    # in each of two blocks, for out, norm2, gate and up, down
+    merged = attention + 2 * (attention + out) + (attention + out + gated)
+    # for out, gate and up; its last run of a block is the real one
+    expert = (attention + out) + (attention + out)
+    apart = flops_of(plan_toy(hold_activations="never"))
+    assert apart - usual == pytest.approx(2 * (merged + expert))
+    block = flops_of(plan_toy(granularity="block"))
+    assert block - usual == pytest.approx(2 * (attention + out + gated))
 
-    def estimate(tasks: int = 3, **settings: Any) -> Any:
-        chosen = CalibrationSettings(granularity=granularity, **settings)
-        plan = build_plan(model, toy_inputs(1, "a"), chosen)
-        return estimate_cost(plan, model, chosen, tasks=tasks, input_bytes=96, flops_per_second=1e9)
 
-    usual, more = estimate(), estimate(tasks=6)
+def test_a_plan_that_does_not_hold_is_what_the_setting_makes() -> None:
+    holding = plan_toy(hold_activations="auto")
+    assert holding.holds and plan_toy(hold_activations="always") == holding
+    never = plan_toy(hold_activations="never")
+    assert not never.holds and holding.without_holding() == never
+    assert not plan_toy(granularity="block", hold_activations="always").holds
+    stops = [stage.stop for stage in never.stages]
+    assert {(stop.module, stop.side) for stop in stops} == {
+        ("blocks.0", "inside"), ("blocks.1", "inside")
+    }  # fmt: skip
+    # the inputs can be let go after the first stage, a norm's, since both paths are past them
+    first = never.stages[0].expert_stop
+    assert first is not None and (first.module, first.side) == ("blocks.0", "entry")
+    last = [stage.expert_stop for stage in never.stages if stage.name.endswith("down")]
+    assert [(stop.module, stop.side) for stop in last if stop] == [
+        ("blocks.1", "entry"), ("head", "entry")
+    ]  # fmt: skip
+
+
+# --- what it will hold -----------------------------------------------------------------------
+
+
+MEASURED: dict[str, Any] = {
+    "clip": (clip, lambda: images(1, "a"), Spent(("pixel_values",), block_inputs=True)),
+    "llama": (llama, lambda: {k: v for k, v in text([4], "a").items() if k != "position_ids"},
+              Spent(block_inputs=True)),
+    "t5": (t5, lambda: {"input_ids": text([5], "a")["input_ids"],
+                        "attention_mask": torch.ones(1, 5, dtype=torch.long),
+                        "decoder_input_ids": text([3], "b")["input_ids"]},
+           Spent(block_inputs=True)),
+    "toy": (Toy, lambda: toy_inputs(1, "a"), Spent()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("name", MEASURED)
+def test_what_is_held_grows_by_the_input_as_measured_on_one(
+    name: str, mode: dict[str, Any]
+) -> None:
+    """The estimate's measurement against the memory that whole calibrations hold."""
+    make, inputs, spent = MEASURED[name]
+    models = family(make(), tasks=("a", "b"))
+    settings = CalibrationSettings(**mode, forward_dtype="float64")
+    example = inputs()
+    plan = build_plan(models.merged, example, settings, spent=spent)
+
+    def live_at_steps(count: int) -> list[int]:
+        model, live, steps = models.copy(), LiveTensors(), []
+
+        class Watch(SilentObserver):
+            def on_step(self, block: str, module: str, task: str, flops: float) -> None:
+                if task == "b":
+                    steps.append(live.bytes())
+
+        class Fresh:
+            """Inputs that the calibration alone holds."""
+
+            def __iter__(self) -> Any:
+                for _ in range(count):
+                    yield {key: value.clone() for key, value in example.items()}
+
+        data = {task: Fresh() for task in models.experts}
+        with live:
+            calibrate(model, models.base, models.weights, data, plan, settings, observer=Watch())
+        return steps
+
+    few, many = live_at_steps(1), live_at_steps(5)
+    grown = [(more - less) / (2 * 4) for less, more in zip(few, many, strict=True)]
+    held = measure_held(plan, models.merged, example, settings)
+    assert max(grown) == held.paused
+    assert held.running > 0
+    if name == "clip" and not plan.holds:
+        # after the first stages nothing but the residual stream of both paths
+        assert set(grown[1:]) == {2 * 5 * 16 * 8}
+
+
+def test_holding_takes_several_times_as_much() -> None:
+    model, settings = clip(layers=3), CalibrationSettings()
+    plan = build_plan(model, images(1, "a"), settings, spent=MEASURED["clip"][2])
+    of = [measure_held(p, model, images(1, "a"), settings) for p in (plan, plan.without_holding())]
+    assert of[0].paused > 2 * of[1].paused
+    assert not hooks_of(model)
+
+
+def estimate_toy(**settings: Any) -> Estimate:
+    tasks = settings.pop("tasks", 3)
+    chosen = CalibrationSettings(**settings)
+    model, example = Toy(), toy_inputs(1, "a")
+    example["x"] = example["x"].float()
+    plan = build_plan(model, example, chosen)
+    return estimate_cost(plan, model, example, chosen, tasks=tasks, flops_per_second=1e9)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_estimate_grows_with_what_costs(mode: dict[str, Any]) -> None:
+    usual, more = estimate_toy(**mode), estimate_toy(**mode, tasks=6)
     assert 0 < usual.flops < more.flops and usual.seconds < more.seconds
     assert more.activation_bytes == pytest.approx(2 * usual.activation_bytes, rel=0.01)
-    assert more.sums_bytes == usual.sums_bytes > 0
-    assert estimate(statistics_dtype="float64").sums_bytes == 2 * usual.sums_bytes
-    assert estimate(forward_dtype="bfloat16").activation_bytes < usual.activation_bytes
-    assert estimate(n_samples=512).activation_bytes > usual.activation_bytes
-    parts = usual.activation_bytes + usual.sums_bytes + usual.model_bytes
+    assert more.sums_bytes == usual.sums_bytes > 0 and more.working_bytes == usual.working_bytes
+    assert estimate_toy(**mode, statistics_dtype="float64").sums_bytes == 2 * usual.sums_bytes
+    double = estimate_toy(**mode, forward_dtype="float64").activation_bytes
+    assert double == pytest.approx(2 * usual.activation_bytes, rel=0.01)
+    assert estimate_toy(**mode, n_samples=512).activation_bytes > usual.activation_bytes
+    assert estimate_toy(**mode, batch_size=64).working_bytes > usual.working_bytes
+    if mode == MODES[0]:
+        half = estimate_toy(**mode, forward_dtype="bfloat16").activation_bytes
+        assert half < usual.activation_bytes
+    parts = usual.activation_bytes + usual.working_bytes + usual.sums_bytes + usual.model_bytes
     assert usual.memory_bytes == parts
+    assert usual.share_that_fits(usual.memory_bytes) == pytest.approx(1)
+    assert usual.share_that_fits(0) == 0
     assert measure_matmul_rate("cpu", size=32, repeats=1) > 0
+
+
+def fit_toy(available: float, **settings: Any) -> Fit:
+    chosen = CalibrationSettings(**settings)
+    model, example = Toy().double(), toy_inputs(1, "a")
+    plan = build_plan(model, example, chosen)
+    return fit_to_memory(
+        plan, model, example, chosen, tasks=3, flops_per_second=1e9, available_bytes=int(available)
+    )
+
+
+def test_activations_are_held_as_long_as_the_memory_suffices() -> None:
+    plenty = fit_toy(2**40)
+    assert plenty.plan.holds and not plenty.warning
+    needed = plenty.estimate.memory_bytes
+    assert re.search(
+        r"hold all .*hold_activations=auto: .* GiB would be needed.*free", plenty.holding
+    )
+    scarce = fit_toy(needed)  # it would fit, but without head room
+    assert not scarce.plan.holds and not scarce.warning
+    assert scarce.estimate.activation_bytes < plenty.estimate.activation_bytes
+    assert "hold the inputs of blocks alone (hold_activations=auto" in scarce.holding
+    # who says so decides, and is warned
+    always = fit_toy(needed / 2, hold_activations="always")
+    assert always.plan.holds and "or set hold_activations=never" in always.warning
+    assert re.search(r"lower n_samples to \d+, which would fit", always.warning)
+    never = fit_toy(2**40, hold_activations="never")
+    assert not never.plan.holds and "(hold_activations=never)" in never.holding
+    block = fit_toy(1, granularity="block")
+    assert "(granularity=block)" in block.holding
+    assert re.search(r"GiB are free: lower n_samples\.$", block.warning)
+
+
+def test_what_would_fit_fits() -> None:
+    needed = fit_toy(2**40, hold_activations="never").estimate.memory_bytes
+    warning = fit_toy(0.7 * needed, hold_activations="never").warning
+    (samples,) = re.findall(r"n_samples to (\d+)", warning)
+    assert 0 < int(samples) < 256
+    fewer = fit_toy(0.7 * needed, hold_activations="never", n_samples=int(samples))
+    assert not fewer.warning
 
 
 def test_trace_nests_and_numbers_inputs() -> None:

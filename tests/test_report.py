@@ -753,7 +753,8 @@ def clip_rows(blocks: int) -> list[PlanRow]:
 
 def test_plan_table_shows_blocks_that_are_alike_once() -> None:
     skipped = [SkippedModule(f"norm{i}", "LayerNorm", "outside all blocks") for i in range(5)]
-    estimate = PlanEstimate(seconds=42, memory_bytes=2**31, available_bytes=2**35, flops=2e12)
+    estimate = PlanEstimate(seconds=42, memory_bytes=2**31, available_bytes=2**35, flops=2e12,
+                            holding="waiting forwards hold little")  # fmt: skip
     text = render_text(plan_table(clip_rows(12), skipped, estimate))
     assert_fits(text)
     assert "24 modules to calibrate, 5 skipped" in text
@@ -765,6 +766,7 @@ def test_plan_table_shows_blocks_that_are_alike_once() -> None:
     assert text.count("bias") == 2
     assert "skipped, outside all blocks (5): norm0, norm1, norm2 and 2 more" in text
     assert "estimate: about 42.0 s, peak memory about 2.0 GiB, 32.0 GiB free, 2 TFLOP" in text
+    assert "memory: waiting forwards hold little" in text
 
 
 def test_plan_table_can_list_every_block() -> None:

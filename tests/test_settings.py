@@ -38,6 +38,7 @@ NAN, INF = math.nan, math.inf
         *(("granularity", v, "one of module, block") for v in ("layer", "", None, 1, "Module")),
         *(("statistics_dtype", v, "one of float32, float64") for v in ("bfloat16", torch.float32)),
         *(("forward_dtype", v, "one of float32, float64, bfloat16") for v in ("float16", None)),
+        *(("hold_activations", v, "one of auto, always, never") for v in (True, None, "no")),
         *(("on_failure", v, "one of raise, keep") for v in ("ignore", False)),
         *((w, v, "not a regular expression") for w in ("include", "exclude")
           for v in ("fc[", ("fc1", "*"), [1], ["ok", None])),

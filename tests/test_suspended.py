@@ -10,6 +10,7 @@ import pytest
 import torch
 from greenlet import GreenletExit, greenlet
 from tiny import (
+    MODES,
     Toy,
     clip,
     family,
@@ -52,19 +53,21 @@ def chain() -> Iterator[Chain]:
         yield Chain()
 
 
-def start(model: nn.Module, x: Tensor | None = None, **kwargs: Any) -> SuspendedForward:
+def start(model: nn.Module, x: Tensor | None = None) -> SuspendedForward:
     x = torch.ones(1, 2) if x is None else x
-    return SuspendedForward(lambda: model(x), "the forward of task t, batch 3", **kwargs)
+    return SuspendedForward(lambda: model(x), "the forward of task t, batch 3")
 
 
 def test_changes_made_at_a_stop_are_what_the_resumed_forward_uses(chain: Chain) -> None:
     with StopPoints(chain) as stops:
+        stops.capture("b", "b", output=False)
         stops.at_entry("b")
         forwards = [start(chain, torch.full((1, 2), float(i))) for i in range(3)]
         for i, forward in enumerate(forwards):
             pause = forward.resume("b")
             assert pause.stop == "b" and not pause.output
-            assert torch.equal(pause.captures["b"].input, chain.a(torch.full((1, 2), float(i))))
+            expected = chain.a(torch.full((1, 2), float(i)))
+            assert torch.equal(pause.capture_of("b").input, expected)
         chain.b.weight.mul_(3)
         chain.a.weight.mul_(0)  # has run: must not matter
         outputs = [forward.finish() for forward in forwards]
@@ -94,21 +97,20 @@ def test_exit_hands_over_call_and_output(chain: Chain) -> None:
     assert kwargs == {} and torch.equal(pause.output, chain.b(x))
 
 
-def test_captures_only_while_capturing_and_only_once(chain: Chain) -> None:
+def test_captures_are_those_of_the_stop_that_the_forward_is_bound_for(chain: Chain) -> None:
     with StopPoints(chain) as stops:
-        stops.capture("a", output=True)
-        stops.capture("b", output=False)
+        stops.capture("a", "b", output=True)
         stops.at_entry("b")
+        stops.capture("b", "end", output=False)  # hooks of one module run in their order
         stops.at_entry("c", stop="end")
-        forward = start(chain, capturing=True)
+        forward = start(chain)
         first, second = forward.resume("b"), forward.resume("end")
-        assert set(first.captures) == {"a", "b"} and set(second.captures) == {"b"}
+        assert set(first.captures) == {"a"} and set(second.captures) == {"b"}
         output = first.captures["a"].output
-        assert output is not None and torch.equal(output, first.captures["b"].input)
+        assert output is not None and torch.equal(output, second.captures["b"].input)
         assert second.captures["b"].output is None
-        silent = start(chain)
-        assert set(silent.resume("b").captures) == {"b"}
-        assert not silent.resume("end").captures
+        with pytest.raises(ForwardError, match="came to b without reaching c"):
+            first.capture_of("c")
 
 
 def test_other_forwards_pass_all_hooks_by(chain: Chain) -> None:
@@ -116,26 +118,142 @@ def test_other_forwards_pass_all_hooks_by(chain: Chain) -> None:
     with StopPoints(chain) as stops:
         stops.at_entry("a")
         stops.at_exit("a")
-        stops.capture("a", output=True)
-        stops.probe("b")
-        assert torch.equal(chain(torch.ones(1, 2)), expected)
+        stops.capture("a", "a", output=True)
+        stops.inside("b", "b", ["b"])
+        stops.let_go_inputs("b")
+        stops.let_go_input_of("b")
+        x = torch.ones(1, 2)
+        assert torch.equal(chain(x), expected) and x.numel() == 2
         forward = start(chain)
         forward.resume("a")
         assert torch.equal(chain(torch.ones(1, 2)), expected)
 
 
-def test_probe_runs_a_block_for_its_captures_and_then_for_real(chain: Chain) -> None:
-    calls = []
-    chain.b.register_forward_hook(lambda *_: calls.append("call"))
+class Chains(nn.Module):
+    """A chain within a chain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.block = nn.Linear(2, 2), Chain()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(self.before(x))
+
+
+def test_a_block_is_run_in_advance_for_each_stop_and_then_for_real(chain: Chain) -> None:
+    model, calls = Chains(), []
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda *_, name=name: calls.append(name))
+    with StopPoints(model) as stops:
+        for name, output in (("block.a", False), ("block.b", True), ("block.c", False)):
+            stops.capture(name, name, output=output)
+            stops.inside("block", name, [name])
+        forward = start(model)
+        for name, ran in (
+            ("block.a", ["before"]),
+            ("block.b", ["block.a", "block.b"]),
+            ("block.c", ["block.a", "block.b"]),
+        ):
+            pause = forward.resume(name)
+            assert set(pause.captures) == {name} and calls == ran
+            assert (pause.capture_of(name).output is None) == (name != "block.b")
+            model.get_submodule(name).weight.mul_(-2)
+            calls.clear()
+        output = forward.finish()
+        assert calls == ["block.a", "block.b", "block.c", "block", ""]
+        assert torch.equal(output, model(torch.ones(1, 2)))
+
+
+def test_a_run_in_advance_leaves_nothing_but_the_captures(chain: Chain) -> None:
+    model, seen = Chains(), []
+    model.block.a.register_forward_hook(lambda _, __, output: seen.append(weakref.ref(output)))
+    with StopPoints(model) as stops:
+        stops.capture("block.c", "c", output=False)
+        stops.inside("block", "c", ["block.c"])
+        forward = start(model)
+        pause = forward.resume("c")
+        assert len(seen) == 1 and seen[0]() is None
+        seen.append(weakref.ref(pause.captures["block.c"].input))
+        del pause
+        assert seen[1]() is None and not forward.dead
+
+
+def test_a_run_in_advance_ends_through_code_that_catches_exceptions(chain: Chain) -> None:
+    class Careful(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                return super().forward(x)
+            except Exception:
+                return x
+
+    model = Chains()
+    model.block = Careful()
+    with StopPoints(model) as stops:
+        stops.capture("block.b", "b", output=False)
+        stops.inside("block", "b", ["block.b"])
+        forward = start(model)
+        assert "block.b" in forward.resume("b").captures
+        assert torch.equal(forward.finish(), model(torch.ones(1, 2)))
+
+
+def test_a_module_that_runs_twice_is_found_in_the_real_run_too(chain: Chain) -> None:
+    class Twice(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(self.b(self.b(self.a(x))))
+
+    model = Chains()
+    model.block = Twice()
+    with StopPoints(model) as stops:
+        stops.capture("block.b", "b", output=False)
+        stops.inside("block", "b", ["block.b"])
+        forward = start(model)
+        forward.resume("b")
+        with pytest.raises(ForwardError, match=r"failed after b: .*block\.b ran once more"):
+            forward.finish()
+
+
+def test_spent_tensors_are_let_go_where_the_hooks_say(chain: Chain) -> None:
+    x = torch.ones(1, 2)
+    own, model = x.detach(), Chains()
+    embedded: list[Tensor] = []
+    model.before.register_forward_hook(lambda _, __, output: embedded.append(output))
+    with StopPoints(model) as stops:
+        stops.let_go_inputs("block")
+        stops.let_go_input_of("block.a")
+        stops.at_entry("block.a", stop="first")
+        stops.at_entry("block.c", stop="end")
+        forward = SuspendedForward(lambda: model(own), "the forward", spent=[own])
+        forward.resume("first")
+        assert own.numel() == 0 and x.numel() == 2  # the user's own tensor stays
+        assert embedded[0].numel() == 2
+        forward.resume("end")
+        assert embedded[0].numel() == 0
+        assert torch.equal(forward.finish(), model(x))
+
+
+def test_what_is_about_to_be_handed_over_is_not_let_go(chain: Chain) -> None:
     with StopPoints(chain) as stops:
-        stops.probe("b")
-        stops.capture("c", output=False)
-        forward = start(chain)
-        pause = forward.resume("b")
-        assert not forward.capturing and not pause.captures
-        assert calls == []  # its own hooks see the real run alone
-        forward.finish()
-    assert calls == ["call"]
+        stops.let_go_input_of("a")
+        stops.capture("a", "b", output=False)
+        stops.at_entry("b")
+        pause = start(chain).resume("b")
+        assert torch.equal(pause.captures["a"].input, torch.ones(1, 2))
+
+
+def test_reading_what_was_let_go_is_an_error_with_its_place(chain: Chain) -> None:
+    class Skips(Chains):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.before(x)
+            return self.block(hidden) + hidden
+
+    model = Skips()
+    with StopPoints(model) as stops:
+        stops.let_go_input_of("block")
+        stops.at_entry("block")
+        forward = start(model, torch.ones(3, 2))
+        forward.resume("block")
+        with pytest.raises(ForwardError, match="failed after block: RuntimeError: The size of"):
+            forward.finish()
 
 
 def test_planned_and_real_stops_must_agree(chain: Chain) -> None:
@@ -226,9 +344,9 @@ def test_a_forward_may_be_resumed_from_another_greenlet(chain: Chain) -> None:
 
 def test_handed_over_captures_are_not_kept_by_the_paused_forward(chain: Chain) -> None:
     with StopPoints(chain) as stops:
-        stops.capture("a", output=True)
+        stops.capture("a", "end", output=True)
         stops.at_entry("c", stop="end")
-        forward = start(chain, capturing=True)
+        forward = start(chain)
         pause = forward.resume("end")
         output = pause.captures["a"].output
         assert output is not None
@@ -307,6 +425,41 @@ def test_lazy_weights_are_asked_only_for_what_is_needed(granularity: Any) -> Non
         if granularity == "module":
             assert not [name for name in weights.asked if "layers.1.mlp" in name]
         assert any("patch_embedding" in name for name in weights.asked)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_of_twenty_experts_one_piece_of_one_is_in_memory(mode: dict[str, Any]) -> None:
+    """Whenever a tensor is read, all that are still alive are one expert's, of one block."""
+    tasks = [f"task{i}" for i in range(20)]
+    models = family(clip(layers=3), tasks=tasks)
+    alive: list[tuple[weakref.ref[Tensor], str, str]] = []
+    most = 0
+
+    class Watched(CountingMapping):
+        def __init__(self, task: str, weights: Mapping[str, Tensor]) -> None:
+            super().__init__(weights)
+            self.task = task
+
+        def __getitem__(self, name: str) -> Tensor:
+            nonlocal most
+            value = super().__getitem__(name)
+            alive.append((weakref.ref(value), self.task, name))
+            alive[:] = [entry for entry in alive if entry[0]() is not None]
+            assert {task for _, task, _ in alive} == {self.task}
+            layers = {name.split("layers.")[1][0] for _, _, name in alive if "layers." in name}
+            assert len(layers) <= 2  # the rest of a block and the beginning of the next
+            most = max(most, sum(ref().nbytes for ref, *_ in alive))  # type: ignore[union-attr]
+            return value
+
+    data = {task: [images(2, task)] for task in tasks}
+    settings = CalibrationSettings(**mode)
+    model = models.copy()
+    plan = build_plan(model, data["task0"][0], settings)
+    lazy = {task: Watched(task, weights) for task, weights in models.weights.items()}
+    calibrate(model, models.base, lazy, data, plan, settings)
+    block = sum(p.nbytes for n, p in model.named_parameters() if "layers.1." in n)
+    # what runs, and once more what the closed forms of the stage read
+    assert 0 < most <= 2.1 * block
 
 
 # --- the expert's path -----------------------------------------------------------------------

@@ -27,6 +27,13 @@ from featcal_fusionbench.calibration import (
 
 Batches = list[dict[str, Any]]
 
+MODES: list[dict[str, Any]] = [
+    {"granularity": "module", "hold_activations": "always"},
+    {"granularity": "module", "hold_activations": "never"},
+    {"granularity": "block"},
+]
+"""The ways in which forwards wait, as settings."""
+
 
 @dataclass(frozen=True)
 class Family:

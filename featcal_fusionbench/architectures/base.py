@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Protocol
 from fusion_bench import BaseModelPool
 from torch import Tensor, nn
 
-from ..calibration import CalibrationSettings, RowRule, RowRules
+from ..calibration import CalibrationSettings, RowRule, RowRules, Spent
 from ..calibration.drift import final_features
 from ..calibration.inputs import Inputs
+from ..calibration.spent import NOTHING_SPENT
 from ..data import PrepareInputs
 
 __all__ = ["Architecture", "CompleteInputs", "ItemCheck", "SampleSettings"]
@@ -124,9 +125,9 @@ class Architecture(ABC):
         """How a task's expert completes the prepared inputs; None where they are complete."""
         return None
 
-    def held_bytes(self, model: nn.Module, inputs: Inputs) -> int:
-        """What the two paused forwards of some inputs hold besides features, for the estimate."""
-        return 0
+    def spent(self, model: nn.Module) -> Spent:
+        """What a forward of the model does not read again, so that paused ones can let it go."""
+        return NOTHING_SPENT
 
     def drift_rows(self, block: str) -> RowRule | None:
         """Which rows of a block's output drift is measured on, ``""`` for the final features."""

@@ -12,7 +12,7 @@ from fusion_bench import BaseModelPool
 from torch import Tensor, nn
 from transformers import BaseImageProcessor, CLIPVisionModel, ProcessorMixin
 
-from ..calibration import CalibrationSettings, RowRule, RowRules
+from ..calibration import CalibrationSettings, RowRule, RowRules, Spent
 from ..calibration.inputs import Inputs
 from ..data import PrepareInputs
 from ..errors import CalibrationDataError
@@ -73,6 +73,11 @@ class ClipVision(Architecture):
     def row_rules(self, settings: CalibrationSettings) -> RowRules:
         """Row weights of the last block."""
         return clip_vision_rows(settings.nonclass_row_weight)
+
+    def spent(self, model: nn.Module) -> Spent:
+        """The pixels, once they are embedded, and the embeddings, once the first block has run."""
+        collected = model.config.output_hidden_states  # pyright: ignore
+        return Spent(inputs=("pixel_values",), block_inputs=not collected)
 
     def load_processor(self, pool: BaseModelPool) -> Any:
         """The pool's CLIP processor."""

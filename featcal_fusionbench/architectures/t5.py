@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
 
-from ..calibration import CalibrationSettings, RowRule, RowRules
+from ..calibration import CalibrationSettings, RowRule, RowRules, Spent
 from ..calibration.inputs import Inputs, place_inputs
 from ..data import PrepareInputs, load_tokenizer
 from ..errors import CalibrationDataError
@@ -83,6 +83,10 @@ class T5(Architecture):
     def final_features(self, output: Any) -> Tensor:
         """The logits less their mean over the vocabulary, which no probability depends on."""
         return output.logits - output.logits.mean(-1, keepdim=True)
+
+    def spent(self, model: nn.Module) -> Spent:
+        """The embeddings, once the first block of either stack has run."""
+        return Spent(block_inputs=not model.config.output_hidden_states)  # pyright: ignore
 
     def load_processor(self, pool: BaseModelPool) -> PreTrainedTokenizerBase:
         """The pool's tokenizer."""
@@ -153,11 +157,6 @@ class T5(Architecture):
                 "draw from a data set with every class in it."
             )
         return ItemCheck(tuple(warnings), lengths)
-
-    def held_bytes(self, model: nn.Module, inputs: Inputs) -> int:
-        """The encoder's position bias with its mask, (batch, heads, tokens, tokens), twice."""
-        batch, tokens = inputs["input_ids"].shape
-        return 2 * 4 * batch * tokens**2 * model.config.num_heads  # pyright: ignore
 
     def complete_inputs(self, settings: SampleSettings) -> CompleteInputs | None:
         """The expert's greedy answers, where they are what the decoder shall read."""

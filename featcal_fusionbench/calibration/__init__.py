@@ -23,6 +23,7 @@ from .results import (
     TaskDrift,
 )
 from .settings import CalibrationSettings
+from .spent import Spent
 
 __all__ = [
     "BlockDrift",
@@ -43,6 +44,7 @@ __all__ = [
     "SilentObserver",
     "SingularSystemError",
     "SkippedModule",
+    "Spent",
     "TaskDrift",
     "Weights",
     "WeightsError",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -23,7 +22,8 @@ from .plan import Group, Plan, PlannedModule, Stage
 from .results import CalibrationResult, ModuleResult
 from .settings import CalibrationSettings
 from .statistics import ExpertParameters, LinearSums, NormSums
-from .suspended import Pause, StopPoints, SuspendedForward
+from .stops import expert_stops, forward_of, merged_stops
+from .suspended import Pause, SuspendedForward
 
 __all__ = ["calibrate"]
 
@@ -102,13 +102,13 @@ class _Run:
 
     def calibrate(self) -> CalibrationResult:
         """Walk the stages; whatever happens, no hook and no paused forward is left behind."""
-        per_task = sum(map(self._plan.flops, self._plan.stages)) * self._settings.n_samples
+        per_task = sum(stage.flops for stage in self._plan.stages) * self._settings.n_samples
         self._observer.on_start(per_task * len(self._experts))
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(self._forward_precision())
-            self._hook(stack.enter_context(StopPoints(self._merged)),
-                       stack.enter_context(StopPoints(self._expert_path.model)))  # fmt: skip
+            stack.enter_context(self._settings.forward_precision(self._device))
+            stack.enter_context(merged_stops(self._merged, self._plan))
+            stack.enter_context(expert_stops(self._expert_path.model, self._plan))
             stack.callback(self._close)
             for stage in self._plan.stages:
                 sums = {group.leader.name: self._new_sums(group) for group in stage.groups}
@@ -117,62 +117,44 @@ class _Run:
                 for group in stage.groups:
                     self._solve(group, sums.pop(group.leader.name), stage)
                 if stage.expert_stop is not None:
-                    self._expert_event = stage.expert_stop.event
+                    self._expert_event = stage.expert_stop.resumed
             if self._on_output is not None:
                 self._finish(self._on_output)
         return CalibrationResult(tuple(self._results), self._plan.skipped, self._clock.costs())
 
-    def _forward_precision(self) -> AbstractContextManager[Any]:
-        if self._settings.forward_dtype != "bfloat16":
-            return nullcontext()
-        # no cache: it would keep a weight's old value after the weight is solved
-        return torch.autocast(self._device.type, dtype=torch.bfloat16, cache_enabled=False)
-
     def _statistics_precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device.type, enabled=False)
 
-    def _hook(self, merged: StopPoints, expert: StopPoints) -> None:
-        """Put every stop of the plan in place, in both models."""
-        for stage in self._plan.stages:
-            if self._plan.granularity == "module":
-                merged.at_entry(stage.name)
-            else:
-                merged.probe(stage.name)
-                for group in stage.groups:
-                    merged.capture(group.leader.name, output=False)
-            stop = stage.expert_stop
-            if stop is None:
-                continue
-            if stop.module == stage.name and stop.side == "entry":
-                expert.at_entry(stage.name)  # hands over the leader's input itself
-                continue
-            for group in stage.groups:
-                if not group.is_norm:
-                    expert.capture(group.leader.name, output=group.route == "output")
-            if stop.side == "entry":
-                expert.at_entry(stop.module, stop=stage.name)
-            else:
-                expert.at_exit(stop.module, stop=stage.name)
-
-    def _pairs_of(self, task: str) -> list[_Pair]:
-        """The paused forwards of a task; its batches are read when it is first reached."""
-        if task not in self._pairs:
-            expert = self._expert_path.model
-            pairs = self._pairs[task] = []
+    def _pairs_of(self, task: str) -> Iterator[_Pair]:
+        """The paused forwards of a task; each batch is read when it is first reached."""
+        if task in self._pairs:
+            yield from self._pairs[task]
+            return
+        pairs = self._pairs[task] = []
+        with self._clock.phase("data"):
+            batches = iter(self._data[task])
+        while True:
             with self._clock.phase("data"):
-                for index, batch in enumerate(self._data[task]):
-                    inputs = place_inputs(batch, self._merged)
-                    of = f"task {task}, batch {index}"
-                    cal = SuspendedForward(
-                        partial(self._merged, **inputs), f"the merged model's forward of {of}"
-                    )
-                    exp = SuspendedForward(
-                        partial(expert, **inputs), f"the expert's forward of {of}", capturing=True
-                    )
-                    pairs.append(_Pair(inputs, cal, exp))
-            if not pairs:
-                raise CalibrationError(f"task {task} has no calibration inputs.")
-        return self._pairs[task]
+                batch = next(batches, None)
+            if batch is None:
+                break
+            pairs.append(self._pair(batch, f"task {task}, batch {len(pairs)}"))
+            del batch  # its forwards let it go
+            yield pairs[-1]
+        if not pairs:
+            raise CalibrationError(f"task {task} has no calibration inputs.")
+
+    def _pair(self, batch: Inputs, label: str) -> _Pair:
+        spent = self._plan.spent.inputs
+        inputs = place_inputs(batch, self._merged)
+        merged = forward_of(self._merged, inputs, f"the merged model's forward of {label}", spent)
+        expert = None
+        if any(stage.expert_stop is not None for stage in self._plan.stages):
+            expert = forward_of(
+                self._expert_path.model, inputs, f"the expert's forward of {label}", spent
+            )
+        kept = {name: value for name, value in inputs.items() if name not in spent}
+        return _Pair(kept, merged, expert)
 
     def _new_sums(self, group: Group) -> LinearSums | NormSums:
         if group.is_norm:
@@ -192,14 +174,7 @@ class _Run:
         parameters = {m.name: self._expert_parameters(weights, m) for m in stage.modules}
         with self._expert_resident(weights, stage):
             for pair in self._pairs_of(task):
-                with self._clock.phase("forwards"):
-                    expert = None
-                    if stage.expert_stop is not None:
-                        expert = pair.expert.resume(stage.name)
-                    cal = pair.merged.resume(stage.name)
-                with self._clock.phase("statistics"), self._statistics_precision():
-                    for group in stage.groups:
-                        self._update(sums[group.leader.name], group, pair, cal, expert, parameters)
+                self._gather_batch(stage, pair, sums, parameters)
         with self._clock.phase("statistics"), self._statistics_precision():
             for group in stage.groups:
                 total = sums[group.leader.name]
@@ -208,13 +183,29 @@ class _Run:
                 else:
                     total.fold(parameters, task)
         block = "" if stage.block is None else stage.block.name
-        flops = self._plan.flops(stage) * self._settings.n_samples
+        flops = stage.flops * self._settings.n_samples
         self._observer.on_step(block, stage.name, task, flops)
+
+    def _gather_batch(
+        self,
+        stage: Stage,
+        pair: _Pair,
+        sums: Mapping[str, LinearSums | NormSums],
+        parameters: Mapping[str, ExpertParameters],
+    ) -> None:
+        with self._clock.phase("forwards"):
+            expert = None
+            if stage.expert_stop is not None and pair.expert is not None:
+                expert = pair.expert.resume(stage.name)
+            cal = pair.merged.resume(stage.name)
+        with self._clock.phase("statistics"), self._statistics_precision():
+            for group in stage.groups:
+                self._update(sums[group.leader.name], group, pair, cal, expert, parameters)
 
     def _expert_resident(self, weights: Weights, stage: Stage) -> AbstractContextManager[Any]:
         if stage.expert_stop is None:
             return nullcontext()
-        return self._expert_path.resident(weights, self._expert_event, stage.expert_stop.event)
+        return self._expert_path.resident(weights, self._expert_event, stage.expert_stop.reached)
 
     def _expert_parameters(self, weights: Weights, module: PlannedModule) -> ExpertParameters:
         def read(leaf: str) -> Tensor:
@@ -382,16 +373,17 @@ class _Run:
     def _close(self) -> None:
         for pair in chain.from_iterable(self._pairs.values()):
             pair.merged.close()
-            pair.expert.close()
+            if pair.expert is not None:
+                pair.expert.close()
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """The two paused forwards of one batch, and the batch itself for the row rules."""
+    """The paused forwards of one batch, and what the row rules may read of it."""
 
     inputs: Inputs
     merged: SuspendedForward
-    expert: SuspendedForward
+    expert: SuspendedForward | None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
@@ -15,18 +16,19 @@ from torch import Tensor, nn
 from .errors import PlanError
 from .inputs import Inputs
 from .results import ModuleKind, SkippedModule
-from .settings import CalibrationSettings
+from .settings import CalibrationSettings, Granularity
+from .spent import NOTHING_SPENT, Spent
 from .trace import Call, Trace, find_blocks, trace_forward
 
 __all__ = [
     "Block",
-    "ExpertStop",
     "Group",
     "Plan",
     "PlannedModule",
     "RowRule",
     "RowRules",
     "Stage",
+    "Stop",
     "build_plan",
     "uniform_rows",
 ]
@@ -109,6 +111,17 @@ class Group:
         """Whether the group is a single norm, which needs no expert features."""
         return self.leader.kind != "linear"
 
+    @property
+    def out_features(self) -> int:
+        """Width of all outputs together."""
+        return sum(module.out_features for module in self.modules)
+
+    @property
+    def forward_flops(self) -> float:
+        """Floating-point operations of one forward through its Linears, for one input."""
+        leader = self.leader
+        return 0.0 if self.is_norm else 2 * leader.rows * leader.in_features * self.out_features
+
 
 @dataclass(frozen=True)
 class Block:
@@ -119,18 +132,21 @@ class Block:
 
 
 @dataclass(frozen=True)
-class ExpertStop:
-    """Where an expert's forward pauses.
+class Stop:
+    """Where a forward pauses to hand over the features of a stage.
 
     Attributes:
-        event: Its position in the traced forward.
-        module: The module that is about to run, or has run.
-        side: ``entry`` before it runs, ``exit`` after.
+        module: The module at which it pauses.
+        side: ``entry`` before that module runs, ``exit`` after; ``inside`` before it runs, too, but
+            after it has been run in advance as far as the features reach, and that run given up.
+        reached: Position in the traced forward at which the features are known.
+        resumed: Position from which the forward goes on; earlier than ``reached`` for ``inside``.
     """
 
-    event: int
     module: str
-    side: Literal["entry", "exit"]
+    side: Literal["entry", "exit", "inside"]
+    reached: int
+    resumed: int
 
 
 @dataclass(frozen=True)
@@ -138,16 +154,23 @@ class Stage:
     """What is solved at one stop: one group (granularity ``module``), or all of a block's groups.
 
     Attributes:
-        name: Name of the leader, or of the block: where the merged model's forward pauses.
+        name: Name of the leader, or of the block.
         groups: In forward order.
         block: The block it belongs to; None for a module outside all blocks.
-        expert_stop: How far the expert runs, or None where the stage needs no expert features.
+        stop: Where the merged model's forward pauses.
+        expert_stop: Where the expert's does; None where it stays where it is, since the stage needs
+            no expert features.
+        flops: Floating-point operations for one calibration input, an estimate: the forwards of
+            both paths through the stage's Linears, the runs in advance, and the statistics; not
+            attention, nor the solves.
     """
 
     name: str
     groups: tuple[Group, ...]
     block: Block | None
-    expert_stop: ExpertStop | None
+    stop: Stop
+    expert_stop: Stop | None
+    flops: float
 
     @property
     def modules(self) -> Iterator[PlannedModule]:
@@ -157,36 +180,39 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages in forward order, what is left out, and the trace they were made from."""
+    """The stages in forward order, what is left out, and the trace they were made from.
 
-    granularity: Literal["module", "block"]
+    Attributes:
+        granularity: How fine the stages are.
+        holds: Whether forwards pause inside blocks and hold what is alive there. Otherwise they
+            pause at the entries of blocks, hold a block's input alone, and run the block in advance
+            for each of its stages: slower, the same result. Granularity ``block`` never holds.
+        stages: What is solved, in forward order.
+        skipped: What keeps its merged values.
+        blocks: All blocks in forward order.
+        trace: The traced forward.
+        spent: What paused forwards may let go.
+    """
+
+    granularity: Granularity
+    holds: bool
     stages: tuple[Stage, ...]
     skipped: tuple[SkippedModule, ...]
     blocks: tuple[Block, ...]
     trace: Trace
+    spent: Spent = NOTHING_SPENT
 
     @property
     def modules(self) -> tuple[PlannedModule, ...]:
         """All modules to calibrate, in order."""
         return tuple(module for stage in self.stages for module in stage.modules)
 
-    def flops(self, stage: Stage) -> float:
-        """Floating-point operations of one stage for one calibration input: an estimate.
-
-        Counts the forwards of both paths through the stage's Linears (three where a block is run
-        twice) and the statistics; not attention, nor the solves.
-        """
-        total = 0.0
-        paths = 2 if self.granularity == "module" else 3
-        for group in stage.groups:
-            rows, width = group.leader.rows, group.leader.in_features
-            if group.is_norm:
-                total += 4 * rows * width
-                continue
-            out = sum(module.out_features for module in group.modules)
-            cross = width if group.route == "input" else out
-            total += 2 * rows * width * (paths * out + 0.6 * width + cross)
-        return total
+    def without_holding(self) -> Plan:
+        """The same calibration by forwards that pause at the entries of blocks."""
+        groups = [group for stage in self.stages for group in stage.groups]
+        with_expert = any(stage.expert_stop is not None for stage in self.stages)
+        planner = _Planner(self.trace, self.blocks, holds=False, with_expert=with_expert)
+        return replace(self, holds=False, stages=planner.stages(groups, self.granularity))
 
 
 def build_plan(
@@ -194,14 +220,18 @@ def build_plan(
     example: Inputs,
     settings: CalibrationSettings,
     row_rules: RowRules = uniform_rows,
+    spent: Spent = NOTHING_SPENT,
 ) -> Plan:
     """Trace one forward of the merged model and plan its calibration.
+
+    With ``hold_activations=auto`` the plan holds them; :func:`.estimate.fit_to_memory` decides.
 
     Args:
         model: The merged model, in evaluation mode.
         example: Inputs of one forward, of one calibration input if possible.
         settings: Which modules, and how fine.
         row_rules: Row weights by module, from the architecture.
+        spent: What paused forwards may let go, from the architecture.
 
     Raises:
         PlanError: Nothing is left to calibrate, a pattern matches no supported module, or the
@@ -222,9 +252,12 @@ def build_plan(
         for run in _runs_of_one_input(selection.chosen)
         for group in _split_by_rule(model, run, blocks, row_rules, batch)
     ]
-    make = _module_stages if settings.granularity == "module" else _block_stages
-    stages = make(groups, trace, blocks, needs_expert=settings.target_alpha > 0)
-    return Plan(settings.granularity, stages, tuple(selection.skipped), blocks, trace)
+    holds = settings.granularity == "module" and settings.hold_activations != "never"
+    with_expert = settings.target_alpha > 0 and not all(group.is_norm for group in groups)
+    planner = _Planner(trace, blocks, holds=holds, with_expert=with_expert)
+    stages = planner.stages(groups, settings.granularity)
+    skipped = tuple(selection.skipped)
+    return Plan(settings.granularity, holds, stages, skipped, blocks, trace, spent)
 
 
 def _blocks_in_order(model: nn.Module, trace: Trace) -> tuple[Block, ...]:
@@ -381,40 +414,90 @@ def _split_by_rule(
         yield Group(tuple(members), "output" if narrows else "input", rule)
 
 
-def _module_stages(
-    groups: list[Group], trace: Trace, blocks: tuple[Block, ...], *, needs_expert: bool
-) -> tuple[Stage, ...]:
-    """One stage per group. The expert stops where its input, or its own output, is known."""
-    stages = []
-    for group in groups:
-        call = trace.calls_of(group.leader.name)[0]
-        stop = None
-        if needs_expert and not group.is_norm:
-            entry = ExpertStop(call.enter, call.module, "entry")
-            stop = entry if group.route == "input" else _after(call, trace)
-        block = _block_of(group.leader.name, blocks)
-        stages.append(Stage(group.leader.name, (group,), block, stop))
-    return tuple(stages)
+class _Planner:
+    """Makes stages of groups: who pauses where.
+
+    Args:
+        trace: The traced forward.
+        blocks: Its blocks.
+        holds: Whether forwards may pause inside blocks.
+        with_expert: Whether the experts' features are needed.
+    """
+
+    def __init__(
+        self, trace: Trace, blocks: tuple[Block, ...], *, holds: bool, with_expert: bool
+    ) -> None:
+        self._trace, self._blocks = trace, blocks
+        self._holds, self._with_expert = holds, with_expert
+
+    def stages(self, groups: Iterable[Group], granularity: Granularity) -> tuple[Stage, ...]:
+        """One stage per group, or one per block."""
+        stages: list[Stage] = []
+        for block, members in groupby(groups, lambda g: _block_of(g.leader.name, self._blocks)):
+            inside = tuple(members)
+            whole = block.name if granularity == "block" and block is not None else None
+            parts = [inside] if whole else [(group,) for group in inside]
+            needing = [part for part in parts if not all(group.is_norm for group in part)]
+            for part in parts:
+                last = part[-1]
+                stop, expert_stop = self._stop(last, block, "input"), None
+                if self._with_expert and part in needing:
+                    is_last = part is needing[-1]
+                    expert_stop = self._expert_stop(last, block, is_last_of_block=is_last)
+                elif self._with_expert and not stages:
+                    # past the embeddings, so that the inputs can be let go
+                    expert_stop = self._before(last.leader.name if block is None else block.name)
+                run = inside[: inside.index(last) + 1]
+                flops = sum(map(self._flops, part)) + _flops_in_advance(run, stop, "input")
+                if expert_stop is not None:
+                    flops += _flops_in_advance(run, expert_stop, last.route)
+                stages.append(
+                    Stage(whole or last.leader.name, part, block, stop, expert_stop, flops)
+                )
+        return tuple(stages)
+
+    def _before(self, module: str) -> Stop:
+        (call,) = self._trace.calls_of(module)
+        return Stop(module, "entry", call.enter, call.enter)
+
+    def _stop(self, last: Group, block: Block | None, needed: Literal["input", "output"]) -> Stop:
+        """Where the last group's input, or its output, is known and the forward may pause."""
+        (call,) = self._trace.calls_of(last.leader.name)
+        if block is not None and not self._holds:
+            (entry,) = (call.enter for call in self._trace.calls_of(block.name))
+            reached = call.enter if needed == "input" else call.exit
+            return Stop(block.name, "inside", reached, entry)
+        return self._before(call.module) if needed == "input" else self._after(call)
+
+    def _expert_stop(self, last: Group, block: Block | None, *, is_last_of_block: bool) -> Stop:
+        """The expert's stop. Its weights stay, so that its last run of a block is the real one."""
+        if block is not None and not self._holds and is_last_of_block:
+            (call,) = self._trace.calls_of(block.name)
+            return self._after(call)
+        return self._stop(last, block, last.route)
+
+    def _after(self, call: Call) -> Stop:
+        """Where the next module is about to run: what the call's frames held is gone by then."""
+        following = next((other for other in self._trace.calls if other.enter > call.exit), None)
+        if following is None or len(self._trace.calls_of(following.module)) > 1:
+            return Stop(call.module, "exit", call.exit, call.exit)
+        return Stop(following.module, "entry", following.enter, following.enter)
+
+    def _flops(self, group: Group) -> float:
+        """Of a group's statistics, and of one forward of each path through it."""
+        rows, width = group.leader.rows, group.leader.in_features
+        if group.is_norm:
+            return 4 * rows * width
+        cross = width if group.route == "input" else group.out_features
+        paths = 2 if self._with_expert else 1
+        return paths * group.forward_flops + 2 * rows * width * (0.6 * width + cross)
 
 
-def _after(call: Call, trace: Trace) -> ExpertStop:
-    """Where the next module is about to run: what the call's surroundings held is gone by then."""
-    following = next((other for other in trace.calls if other.enter > call.exit), None)
-    if following is None or len(trace.calls_of(following.module)) > 1:
-        return ExpertStop(call.exit, call.module, "exit")
-    return ExpertStop(following.enter, following.module, "entry")
-
-
-def _block_stages(
-    groups: list[Group], trace: Trace, blocks: tuple[Block, ...], *, needs_expert: bool
-) -> tuple[Stage, ...]:
-    """One stage per block. The expert stops at the block's end."""
-    stages = []
-    for block in blocks:
-        inside = tuple(g for g in groups if _block_of(g.leader.name, blocks) == block)
-        if not inside:
-            continue
-        needed = needs_expert and not all(group.is_norm for group in inside)
-        end = ExpertStop(trace.calls_of(block.name)[0].exit, block.name, "exit")
-        stages.append(Stage(block.name, inside, block, end if needed else None))
-    return tuple(stages)
+def _flops_in_advance(
+    groups: tuple[Group, ...], stop: Stop, needed: Literal["input", "output"]
+) -> float:
+    """Of the run in advance through some groups of a block, as far as ``needed`` of the last."""
+    if stop.side != "inside":
+        return 0.0
+    run = groups if needed == "output" else groups[:-1]
+    return sum(group.forward_flops for group in run)

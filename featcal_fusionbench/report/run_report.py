@@ -305,6 +305,7 @@ class FeatCalReport(RunReport):
     """A calibration.
 
     Attributes:
+        holding: What the calibration's waiting forwards held in memory, and why.
         result: What the loop did. Where the run did not complete, the modules that were finished.
             ``result.phases`` splits the calibration among ``phases`` further and is not added.
         drift_before: Held-out drift of the merged model.
@@ -314,6 +315,7 @@ class FeatCalReport(RunReport):
     method: ClassVar[MethodName] = "featcal"
 
     settings: CalibrationSettings
+    holding: str = ""
     result: CalibrationResult | None = None
     drift_before: tuple[TaskDrift, ...] = ()
     drift_after: tuple[TaskDrift, ...] = ()

@@ -71,12 +71,14 @@ class PlanEstimate:
         seconds: Wall-clock seconds.
         memory_bytes: Peak memory of the process.
         available_bytes: Memory that is free now.
+        holding: What waiting forwards hold, and why; may be empty.
     """
 
     flops: float | None = None
     seconds: float | None = None
     memory_bytes: int | None = None
     available_bytes: int | None = None
+    holding: str = ""
 
 
 def render_text(renderable: RenderableType, width: int = 80) -> str:
@@ -118,6 +120,8 @@ def plan_table(
     parts += _skipped_lines(skipped)
     if estimate is not None:
         parts.append(Text(_estimate_line(estimate)))
+        if estimate.holding:
+            parts.append(Text(f"memory: {estimate.holding}"))
     return Group(*parts)
 
 

@@ -1,0 +1,37 @@
+"""Tensors that nothing reads again, although the frames of a paused forward still name them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["NOTHING_SPENT", "Spent", "let_go"]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a model's forward does not read again; said by its architecture.
+
+    A paused forward keeps every argument and local variable of its frames alive. Of what is named
+    here only the names stay, so that thousands of paused forwards hold less.
+
+    Attributes:
+        inputs: Inputs of the forward that nothing reads once the first block is about to run.
+        block_inputs: Whether nothing reads the input of a block once the block has run. It matters
+            for the first block of a stack, whose input is also a variable of the stack's forward.
+    """
+
+    inputs: tuple[str, ...] = ()
+    block_inputs: bool = False
+
+
+NOTHING_SPENT = Spent()
+
+
+def let_go(tensor: Tensor) -> None:
+    """Give up a tensor's data wherever the tensor is named; views of them stay as they are.
+
+    It is empty afterwards, so that reading it after all is an error of shapes.
+    """
+    tensor.data = tensor.new_empty(0)
