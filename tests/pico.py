@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,22 +169,35 @@ class Pico:
 
 
 def run_fusion_bench(
-    args: Sequence[str], cwd: Path, python: str | Path = sys.executable
+    *commands: Sequence[str],
+    cwd: Path,
+    python: str | Path = sys.executable,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run `fusion_bench` offline in a new process, by default of the running interpreter.
 
     `python -m` would put the current directory on the path and so hide what an installed command
     sees; `-P` (Python 3.11) is not in 3.10, hence the `-c`, which starts from an empty entry that
     is removed at once.
+
+    Args:
+        commands: arguments of one run each, in turn; the first that fails ends the process. Most
+            of the time that a run takes is the start, which they share.
+        cwd: directory to run in.
+        python: interpreter to run it with.
+        env: variables to set.
     """
     code = (
-        "import sys; sys.path[:] = [p for p in sys.path if p]; sys.argv[0] = 'fusion_bench'\n"
-        "from fusion_bench.scripts.cli import _hydra_main; _hydra_main()"
+        "import json, sys; sys.path[:] = [p for p in sys.path if p]\n"
+        "from fusion_bench.scripts.cli import _hydra_main\n"
+        "for command in json.loads(sys.argv[1]):\n"
+        "    sys.argv = ['fusion_bench', *command]\n"
+        "    _hydra_main()"
     )
     return subprocess.run(
-        [str(python), "-c", code, *args],
+        [str(python), "-c", code, json.dumps(commands)],
         cwd=cwd,
-        env=os.environ | _OFFLINE,
+        env={**os.environ, **_OFFLINE, **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

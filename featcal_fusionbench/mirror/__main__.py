@@ -15,6 +15,7 @@ from pathlib import Path
 
 import datasets
 from rich.console import Console
+from rich.filesize import decimal
 
 from featcal_fusionbench.benchmark.progress import build_progress
 from featcal_fusionbench.mirror import Mirror, MirrorError, MirrorSettings, Selection
@@ -83,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
         needs = mirror.needs
         console.print(
             f"{WARNING} {len(needs.models)} models ({len(mirror.missing_models)} to write, "
-            f"{mirror.bytes_to_write / 2**30:.2f} GiB) and {len(needs.datasets)} data sets "
+            f"{decimal(mirror.bytes_to_write)}) and {len(needs.datasets)} data sets "
             f"({len(mirror.missing_datasets)} to write) in {mirror.home.directory}"
         )
         with build_progress() as progress:

@@ -108,8 +108,10 @@ class Home:
 
     def has_dataset(self, name: str, config: str, recipe: Any) -> bool:
         """Whether the configuration of a data set is there, made by the same recipe."""
-        path = self._builder(name, config, recipe).cache_dir
-        return (Path(path) / "dataset_info.json").exists()
+        # a builder would make the directory that it looks into
+        revision = _commit(name, [config, recipe])
+        found = self.directory.glob(f"datasets/*/{config}/*/{revision}/dataset_info.json")
+        return any(True for _ in found)
 
     def add_dataset(
         self,
@@ -130,23 +132,18 @@ class Home:
             features: Its columns.
             rows: Gives the rows of each split.
         """
-        builder = self._builder(name, config, recipe, features, rows)
-        builder.download_and_prepare()
-        _remove_others(Path(builder.cache_dir))
-        self._add_snapshot("datasets", name, _commit(name, "card"), lambda _: None)
-
-    def _builder(
-        self, name: str, config: str, recipe: Any, features: Any = None, rows: Any = None
-    ) -> MadeUpDataset:
-        return MadeUpDataset(
+        builder = MadeUpDataset(
             features,
-            rows or {},
+            rows,
             cache_dir=str(self.directory / "datasets"),
             dataset_name=name.rpartition("/")[2],
             repo_id=name,
             config_name=config,
             hash=_commit(name, [config, recipe]),
         )
+        builder.download_and_prepare()
+        _remove_others(Path(builder.cache_dir))
+        self._add_snapshot("datasets", name, _commit(name, "card"), lambda _: None)
 
 
 class MadeUpDataset(datasets.GeneratorBasedBuilder):

@@ -97,12 +97,13 @@ def write_adapter(path: Path, shape: Architecture, base: str, key: str) -> None:
         kind, targets, model = None, ["q_proj", "v_proj"], model.vision_model
     config = LoraConfig(task_type=kind, r=16, lora_alpha=32, target_modules=targets)
     adapted = get_peft_model(model, config, low_cpu_mem_usage=True)
-    config.base_model_name_or_path = base
-    config.save_pretrained(str(path))
     weights = {
         name: 0.1 * torch.randn(value.shape, generator=generator(key, name))
         for name, value in get_peft_model_state_dict(adapted).items()
     }
+    # only now: peft would look for the base's vocabulary on the hub
+    config.base_model_name_or_path = base
+    config.save_pretrained(str(path))
     save_weights(path / "adapter_model.safetensors", weights, torch.float32)
 
 

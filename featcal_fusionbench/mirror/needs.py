@@ -157,7 +157,7 @@ def read_needs(selection: Selection) -> Needs:
     config = _compose(selection)
     try:
         return _needs_of(config)
-    except MirrorError as error:
+    except (MirrorError, OmegaConfBaseException) as error:
         raise MirrorError(f"{' '.join(selection.arguments)}: {error}") from error
 
 
@@ -166,15 +166,10 @@ def _compose(selection: Selection) -> DictConfig:
     try:
         with hydra.initialize_config_dir(str(DEFAULT_CONFIG_PATH), version_base=None):
             config = hydra.compose("fabric_model_fusion", overrides=overrides)
-        if "corruption" not in config:
-            # the robustness configs read it from a primary config of their own
-            OmegaConf.update(config, "corruption", CORRUPTIONS[0], force_add=True)
         OmegaConf.resolve(config.modelpool)
         OmegaConf.resolve(config.taskpool)
     except (HydraException, OmegaConfBaseException) as error:
-        raise MirrorError(
-            f"{' '.join(overrides)} cannot be composed, as it could not be run: {error}"
-        ) from error
+        raise MirrorError(f"{' '.join(overrides)} cannot be composed: {error}") from error
     return config
 
 
@@ -194,7 +189,9 @@ def _needs_of(config: DictConfig) -> Needs:
             needs |= Needs({_hub_id(source): ModelNeed(adapted, "adapter")})
         elif source != base:
             needs |= Needs({_hub_id(source): ModelNeed(base, "expert")})
-    for entry in (pool.get("processor"), pool.get("tokenizer"), *_processors(tasks)):
+    processors = [pool.get("processor"), pool.get("tokenizer")]
+    processors += [tasks.get(key) for key in ("processor", "data_processor", "tokenizer")]
+    for entry in processors:
         if entry is not None:
             source = _hub_id(_source(entry)[0])
             needs |= Needs({source: ModelNeed(source, "processor")})
@@ -204,11 +201,6 @@ def _needs_of(config: DictConfig) -> Needs:
     for task, entry in _dataset_entries(pool, tasks):
         needs |= Needs(datasets=dict([_dataset(task, entry)]))
     return needs
-
-
-def _processors(tasks: DictConfig) -> Iterator[Any]:
-    for key in ("processor", "data_processor", "tokenizer"):
-        yield tasks.get(key)
 
 
 def _source(entry: Any) -> tuple[str, str | None]:
