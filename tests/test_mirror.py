@@ -349,7 +349,8 @@ def test_glue_has_the_published_splits(mirror: Mirror) -> None:
 
 def test_the_hubs_library_sees_a_sound_cache(mirror: Mirror) -> None:
     cache = scan_cache_dir(mirror.home.directory / "hub")
-    assert not cache.warnings
+    # transformers 4 puts a file of its own there
+    assert not [warning for warning in cache.warnings if "version.txt" not in str(warning)]
     found = {repo.repo_id: repo for repo in cache.repos}
     assert found.keys() == mirror.needs.models.keys() | {name for name, _ in mirror.needs.datasets}
     for repo in found.values():
@@ -367,13 +368,25 @@ def a_file(path: Path) -> None:
     path.write_text("mine")
 
 
-@pytest.mark.parametrize("occupy", [real_cache, a_file])
+def half_a_marker(path: Path) -> None:
+    path.mkdir()
+    (path / "featcal_mirror.json").write_text('{"warning"')
+
+
+@pytest.mark.parametrize(
+    "occupy, message",
+    [
+        (real_cache, "is not a mirror"),
+        (a_file, "is not a mirror"),
+        (half_a_marker, "damaged: delete .*home"),
+    ],
+)
 def test_a_directory_of_someone_elses_is_left_alone(
-    tmp_path: Path, occupy: Callable[[Path], None]
+    tmp_path: Path, occupy: Callable[[Path], None], message: str
 ) -> None:
     occupy(tmp_path / "home")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(MirrorError, match="is not a mirror"):
+    with pytest.raises(MirrorError, match=message):
         write(tmp_path / "home", TWO)
     assert sorted(tmp_path.rglob("*")) == before
 

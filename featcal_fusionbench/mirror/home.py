@@ -13,6 +13,7 @@ import datasets
 from huggingface_hub.constants import REPO_ID_SEPARATOR
 
 from ..benchmark.storage import atomic_directory
+from ..report.errors import ReportError
 from ..report.files import read_json, write_json, write_text
 from .errors import MirrorError
 
@@ -21,8 +22,8 @@ __all__ = ["WARNING", "Home", "Rows"]
 WARNING = "Random weights and made-up data, for tests of the plumbing only."
 _MARKER = "featcal_mirror.json"
 
-Rows = Callable[[str], Iterator[dict[str, Any]]]
-"""Gives the rows of a split."""
+Rows = Callable[[], Iterator[dict[str, Any]]]
+"""Gives the rows of a split, anew with each call."""
 
 
 class Home:
@@ -58,8 +59,17 @@ class Home:
         }
 
     def read(self) -> Any:
-        """What was written last with `mark`, or None in a new directory."""
-        return read_json(self._marker)["mirror"] if self._marker.exists() else None
+        """What was written last with `mark`, or None in a new directory.
+
+        Raises:
+            MirrorError: The marker cannot be read.
+        """
+        if not self._marker.exists():
+            return None
+        try:
+            return read_json(self._marker)["mirror"]
+        except (ReportError, KeyError, TypeError) as error:
+            raise MirrorError(f"{self._marker} is damaged: delete {self.directory}.") from error
 
     def mark(self, content: Any) -> None:
         """Say that this is a mirror, and of what."""
@@ -86,8 +96,7 @@ class Home:
             recipe: All that its content depends on, as JSON.
             write: Writes its files into an empty directory.
         """
-        commit = _commit(name, recipe)
-        self._add_snapshot("models", name, commit, write)
+        self._add_snapshot("models", name, _commit(name, recipe), write)
 
     def _add_snapshot(
         self, kind: str, name: str, commit: str, write: Callable[[Path], None]
@@ -119,7 +128,7 @@ class Home:
         config: str,
         recipe: Any,
         features: datasets.Features,
-        rows: Mapping[str, Callable[[], Iterator[dict[str, Any]]]],
+        rows: Mapping[str, Rows],
     ) -> None:
         """Make data the only revision of a configuration, as if it had been downloaded and read.
 
@@ -157,7 +166,9 @@ class MadeUpDataset(datasets.GeneratorBasedBuilder):
 
     VERSION = datasets.Version("0.0.0")
 
-    def __init__(self, features: Any, rows: Mapping[str, Any], **kwargs: Any) -> None:
+    def __init__(
+        self, features: datasets.Features, rows: Mapping[str, Rows], **kwargs: Any
+    ) -> None:
         self._features = features
         self._rows = rows
         super().__init__(**kwargs)

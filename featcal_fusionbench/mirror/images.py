@@ -20,7 +20,15 @@ __all__ = ["class_names", "image_features", "image_rows"]
 
 @dataclass(frozen=True)
 class _Columns:
-    """How a published data set departs from a colour ``image`` and a ``label`` of named classes."""
+    """How a published data set departs from a colour ``image`` and a ``label`` of named classes.
+
+    Attributes:
+        image: Name of the images' column.
+        label: Name of the labels' column.
+        mode: Mode of the images, as PIL names it.
+        plain_label: Type of the labels where they have no names.
+        others: Further columns.
+    """
 
     image: str = "image"
     label: str = "label"
@@ -109,14 +117,11 @@ def image_rows(
         pixels = _pattern(label, classes, size, chance.uniform(0, 2 * math.pi))
         pixels = pixels + chance.normal(0, noise, pixels.shape)
         image = PILImage.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert(columns.mode)
-        row = {columns.image: image, columns.label: bool(label) if _is_bool(columns) else label}
+        is_bool = columns.plain_label == "bool"
+        row = {columns.image: image, columns.label: bool(label) if is_bool else label}
         for name in columns.others:
             row[name] = index % 2 if name == "label_cat_dog" else f"{split}-{index}"
         yield row
-
-
-def _is_bool(columns: _Columns) -> bool:
-    return columns.plain_label == "bool"
 
 
 def _pattern(label: int, classes: int, size: int, phase: float) -> np.ndarray:

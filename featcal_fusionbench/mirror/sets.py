@@ -7,10 +7,10 @@ from .needs import CORRUPTIONS, Selection
 __all__ = ["DEFAULT_SET", "SETS"]
 
 
-def _clip(model: str, tasks: str, *overrides: str, taskpool: str | None = None) -> Selection:
+def _clip(model: str, tasks: str, *overrides: str) -> Selection:
     return Selection(
         f"CLIPVisionModelPool/{model}_{tasks}",
-        f"CLIPVisionModelTaskPool/{taskpool or f'clip-vit-classification_{tasks}'}",
+        f"CLIPVisionModelTaskPool/clip-vit-classification_{tasks}",
         overrides,
     )
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ def _clip_vocabulary(merges: int) -> tuple[list[str], list[str]]:
     codes = [*range(33, 127), *range(161, 173), *range(174, 256)]
     symbols = [chr(code) for code in codes] + [chr(256 + i) for i in range(256 - len(codes))]
     ends = [f"{symbol}</w>" for symbol in symbols]
-    # dict: a set that keeps the order
-    pairs = dict.fromkeys(itertools.islice(_learnt_pairs(), merges))
+    pairs = dict.fromkeys(itertools.islice(_word_merges(), merges))
     names = dict.fromkeys([*symbols, *ends, *map("".join, pairs)])
     for pair in itertools.product(symbols, ends):
         if len(pairs) == merges:
@@ -38,7 +37,7 @@ def _clip_vocabulary(merges: int) -> tuple[list[str], list[str]]:
     return vocabulary, [" ".join(pair) for pair in pairs]
 
 
-def _learnt_pairs() -> tuple[tuple[str, str], ...]:
+def _word_merges() -> Iterable[tuple[str, str]]:
     """Merges that make FusionBench's class names and prompts short, of frequent words first.
 
     Each word is put together from its beginning. tokenizers has a trainer, but its merges differ
@@ -46,12 +45,13 @@ def _learnt_pairs() -> tuple[tuple[str, str], ...]:
     """
     # words of letters alone: there a symbol is its character
     counts = Counter(w for text in _prompts() for w in re.findall("[a-z]{2,}", text.lower()))
+    # a set that keeps the order
     pairs: dict[tuple[str, str], None] = {}
     for word in sorted(counts, key=lambda word: (-counts[word], word)):
         for end in range(1, len(word)):
             last = "</w>" if end + 1 == len(word) else ""
             pairs[word[:end], word[end] + last] = None
-    return tuple(pairs)
+    return pairs
 
 
 def _prompts() -> Iterator[str]:
