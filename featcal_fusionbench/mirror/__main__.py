@@ -1,19 +1,23 @@
-"""``python -m featcal_fusionbench.mirror``: make a mirror and say how to run against it.
+r"""``python -m featcal_fusionbench.mirror``: make a mirror and say how to run against it.
 
-The paper's main setting, with random weights of the true shape::
+The paper's main setting, with random weights of the true shape (3.2 GB), then all sizes of tables
+with tiny models, then pools of one's choice::
 
     python -m featcal_fusionbench.mirror DIRECTORY
+    python -m featcal_fusionbench.mirror DIRECTORY --size pico --set clip-b32 --set flan-t5-base
+    python -m featcal_fusionbench.mirror DIRECTORY \
+        --modelpool CLIPVisionModelPool/clip-vit-large-patch14_TALL20 \
+        --taskpool CLIPVisionModelTaskPool/clip-vit-classification_TALL20 \
+        --override taskpool.base_model=openai/clip-vit-large-patch14
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import shlex
 import sys
 from pathlib import Path
 
-import datasets
 from rich.console import Console
 from rich.filesize import decimal
 
@@ -76,9 +80,6 @@ def main(arguments: list[str] | None = None) -> None:
     """Make a mirror."""
     options = parse_arguments(arguments)
     console = Console(soft_wrap=True, highlight=False)
-    # a bar of milliseconds per split would break into ours
-    datasets.disable_progress_bars()
-    logging.getLogger("datasets").setLevel(logging.ERROR)
     try:
         mirror = Mirror(options.directory, options.selections, options.settings)
         needs = mirror.needs
