@@ -16,27 +16,31 @@ every transformers release. A task's labels are what its expert predicts: an exp
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
 import subprocess
 import sys
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from featcal_fusionbench.mirror.architectures import pico_clip
+from featcal_fusionbench.mirror.models import expert_weights, write_base, write_expert
+from featcal_fusionbench.mirror.weights import generator
+
 if TYPE_CHECKING:
     from fusion_bench.modelpool import CLIPVisionModelPool
-    from torch import Tensor
-    from transformers import CLIPConfig, CLIPModel, CLIPVisionModel
+    from transformers import CLIPVisionModel
 
 # Names that FusionBench's CLIPTemplateFactory knows, each with ten classes.
 TASKS = ("mnist", "svhn", "eurosat")
 NUM_CLASSES = 10
-IMAGE_SIZE = 16
+# Without merges: a tokenizer of nothing but characters.
+SHAPE = dataclasses.replace(pico_clip(), merges=0)
 SPLITS = {"train": 48, "test": 40}
 
 _OFFLINE = {
@@ -165,22 +169,35 @@ class Pico:
 
 
 def run_fusion_bench(
-    args: Sequence[str], cwd: Path, python: str | Path = sys.executable
+    *commands: Sequence[str],
+    cwd: Path,
+    python: str | Path = sys.executable,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run `fusion_bench` offline in a new process, by default of the running interpreter.
 
     `python -m` would put the current directory on the path and so hide what an installed command
     sees; `-P` (Python 3.11) is not in 3.10, hence the `-c`, which starts from an empty entry that
     is removed at once.
+
+    Args:
+        commands: arguments of one run each, in turn; the first that fails ends the process. Most
+            of the time that a run takes is the start, which they share.
+        cwd: directory to run in.
+        python: interpreter to run it with.
+        env: variables to set.
     """
     code = (
-        "import sys; sys.path[:] = [p for p in sys.path if p]; sys.argv[0] = 'fusion_bench'\n"
-        "from fusion_bench.scripts.cli import _hydra_main; _hydra_main()"
+        "import json, sys; sys.path[:] = [p for p in sys.path if p]\n"
+        "from fusion_bench.scripts.cli import _hydra_main\n"
+        "for command in json.loads(sys.argv[1]):\n"
+        "    sys.argv = ['fusion_bench', *command]\n"
+        "    _hydra_main()"
     )
     return subprocess.run(
-        [str(python), "-c", code, *args],
+        [str(python), "-c", code, json.dumps(commands)],
         cwd=cwd,
-        env=os.environ | _OFFLINE,
+        env={**os.environ, **_OFFLINE, **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -199,125 +216,20 @@ def build_pico(root: Path, tasks: Iterable[str] = TASKS) -> Pico:
         The family's paths and runners.
     """
     pico = Pico(root, tuple(tasks))
-    _write_processor(pico.base)
-    model = _model(_config())
-    model.save_pretrained(pico.base)
-
-    vision_config = model.vision_model.config.to_dict()
-    prefix = "vision_model."
-    base = {k: v for k, v in model.state_dict().items() if k.startswith(prefix)}
+    pico.base.mkdir(parents=True)
+    write_base(pico.base, SHAPE, "base", torch.float32)
     for task in pico.tasks:
-        expert = {name: _perturbed(name, value, task) for name, value in base.items()}
-        _write_vision(pico.expert(task), vision_config, expert)
+        pico.expert(task).mkdir(parents=True)
+        write_expert(pico.expert(task), SHAPE, expert_weights(SHAPE, "base", task), torch.float32)
         _write_dataset(pico, task)
     _write_configs(pico)
     return pico
-
-
-def _config() -> CLIPConfig:
-    from transformers import CLIPConfig
-
-    tower = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "projection_dim": 16,
-    }
-    vocab_size = len(_vocabulary())
-    text = {
-        "vocab_size": vocab_size,
-        "max_position_embeddings": 77,
-        "bos_token_id": vocab_size - 2,
-        "eos_token_id": vocab_size - 1,
-        "pad_token_id": vocab_size - 1,
-    }
-    vision = {"image_size": IMAGE_SIZE, "patch_size": 8}
-    return CLIPConfig(text_config=tower | text, vision_config=tower | vision, projection_dim=16)
-
-
-def _generator(*keys: str) -> torch.Generator:
-    """A generator seeded by names; Python's own `hash` differs from process to process."""
-    return torch.Generator().manual_seed(zlib.crc32("/".join(keys).encode()))
-
-
-def _model(config: CLIPConfig) -> CLIPModel:
-    """Fill a CLIP with weights that do not depend on the release's initialisation."""
-    from transformers import CLIPModel
-
-    model = CLIPModel(config).eval()
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if name == "logit_scale":
-                value.fill_(4.6)
-                continue
-            noise = torch.randn(value.shape, generator=_generator("base", name))
-            if value.ndim < 2:
-                # Norms, biases and the class embedding.
-                centre = 1.0 if name.endswith("weight") else 0.0
-                value.copy_(centre + 0.1 * noise)
-            elif "embedding" in name:
-                value.copy_(0.5 * noise)
-            else:
-                value.copy_(noise * value[0].numel() ** -0.5)
-    return model
-
-
-def _perturbed(name: str, value: Tensor, task: str) -> Tensor:
-    """A task vector of a fifth of the weight's size: far enough apart that merging hurts.
-
-    Every parameter moves, as in fine-tuning: WUDI divides by the size of task vectors.
-    """
-    noise = torch.randn(value.shape, generator=_generator(task, name))
-    scale = 0.2 * value.std() if value.ndim > 1 else 0.02
-    return value + scale * noise
-
-
-def _write_vision(path: Path, config: dict[str, Any], state: dict[str, Tensor]) -> None:
-    """Save as the published experts are saved; `save_pretrained` may drop the key prefix."""
-    from safetensors.torch import save_file
-
-    path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps(config | {"architectures": ["CLIPVisionModel"]}))
-    tensors = {name: value.detach().contiguous() for name, value in state.items()}
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
 def _load_vision(path: Path) -> CLIPVisionModel:
     from transformers import CLIPVisionModel
 
     return CLIPVisionModel.from_pretrained(path).eval()
-
-
-def _vocabulary() -> list[str]:
-    """CLIP's byte-level symbols, each inside and at the end of a word, and no merges."""
-    codes = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    symbols = [chr(code) for code in codes] + [chr(256 + i) for i in range(256 - len(codes))]
-    return [*symbols, *(s + "</w>" for s in symbols), "<|startoftext|>", "<|endoftext|>"]
-
-
-def _write_processor(path: Path) -> None:
-    path.mkdir(parents=True)
-    vocabulary = {symbol: i for i, symbol in enumerate(_vocabulary())}
-    (path / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
-    (path / "merges.txt").write_text("#version: 0.2\n")
-    tokenizer = {
-        "tokenizer_class": "CLIPTokenizer",
-        "model_max_length": 77,
-        "bos_token": "<|startoftext|>",
-        "eos_token": "<|endoftext|>",
-        "unk_token": "<|endoftext|>",
-        "pad_token": "<|endoftext|>",
-    }
-    (path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-    images = {
-        "image_processor_type": "CLIPImageProcessor",
-        "size": {"shortest_edge": IMAGE_SIZE},
-        "crop_size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.25, 0.25, 0.25],
-    }
-    (path / "preprocessor_config.json").write_text(json.dumps(images))
 
 
 def _write_dataset(pico: Pico, task: str) -> None:
@@ -327,7 +239,7 @@ def _write_dataset(pico: Pico, task: str) -> None:
     features = Features(image=Image(), label=ClassLabel(num_classes=NUM_CLASSES))
     for split, size in SPLITS.items():
         pixels = torch.randint(
-            0, 256, (size, IMAGE_SIZE, IMAGE_SIZE, 3), generator=_generator(task, split)
+            0, 256, (size, SHAPE.image_size, SHAPE.image_size, 3), generator=generator(task, split)
         )
         images = [PILImage.fromarray(image.to(torch.uint8).numpy()) for image in pixels]
         columns = {"image": images, "label": _labels(pico, task, images)}

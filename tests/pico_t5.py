@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import copy
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +24,10 @@ import torch
 from pico import run_fusion_bench
 from tiny import fill, randn
 
-# Columns of the texts, and number of classes; stsb has a score from 0 to 5.
-GLUE: dict[str, tuple[tuple[str, ...], int]] = {
-    "cola": (("sentence",), 2),
-    "mnli": (("premise", "hypothesis"), 3),
-    "mrpc": (("sentence1", "sentence2"), 2),
-    "qnli": (("question", "sentence"), 2),
-    "qqp": (("question1", "question2"), 2),
-    "rte": (("sentence1", "sentence2"), 2),
-    "sst2": (("sentence",), 2),
-    "stsb": (("sentence1", "sentence2"), 0),
-}
+from featcal_fusionbench.mirror.glue import GLUE, glue_features, glue_rows
+from featcal_fusionbench.mirror.words import flan_t5_tokenizer as tokenizer
+
 ROWS = {"train": 40, "validation": 24}
-WORDS = (
-    "the film is good bad cat dog runs sleeps question answered by text or not a red blue house "
-    "in under over it was never always seen read told"
-).split()
 
 
 @dataclass(frozen=True)
@@ -133,7 +119,10 @@ class PicoT5:
 def build_pico_t5(root: Path) -> PicoT5:
     """Write base, experts, adapters and data below `root` (some ten seconds, 10 MB)."""
     pico = PicoT5(root)
-    rows = {task: {split: _rows(task, split) for split in ROWS} for task in GLUE}
+    rows = {
+        task: {split: list(glue_rows(task, split, count)) for split, count in ROWS.items()}
+        for task in GLUE
+    }
     _write_glue(root / "glue", rows)
     words = tokenizer()
     base = _base(len(words))
@@ -146,74 +135,17 @@ def build_pico_t5(root: Path) -> PicoT5:
     return pico
 
 
-@lru_cache
-def tokenizer() -> Any:
-    """Unigram pieces with T5's special tokens at T5's places, trained on the texts below."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.Unigram())
-    words.pre_tokenizer = pre_tokenizers.Metaspace()  # pyright: ignore
-    words.decoder = decoders.Metaspace()  # pyright: ignore
-    trainer = trainers.UnigramTrainer(
-        vocab_size=220,
-        special_tokens=["<pad>", "</s>", "<unk>"],
-        unk_token="<unk>",
-        show_progress=False,
-    )
-    words.train_from_iterator(_corpus(), trainer)
-    words.post_processor = processors.TemplateProcessing(  # pyright: ignore
-        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        model_max_length=256,
-        model_input_names=["input_ids", "attention_mask"],
-    )
-
-
-def _corpus() -> list[str]:
-    from fusion_bench.tasks.flan_t5_text_generation.glue_prompt_templates import (
-        glue_prompt_templates,
-    )
-
-    prompts = [template["input_text"] for template in glue_prompt_templates.values()]
-    answers = "acceptable unacceptable entailment neutral contradiction yes no positive negative"
-    return [*prompts, *[answers] * 5, "0.0 1.2 2.4 3.6 4.8 5.0 7 9", *[" ".join(WORDS)] * 3]
-
-
-def _rows(task: str, split: str) -> list[dict[str, Any]]:
-    """Made-up sentences with labels that depend on one word."""
-    chance = random.Random(f"{task}/{split}")
-    columns, classes = GLUE[task]
-    rows = []
-    for index in range(ROWS[split]):
-        row: dict[str, Any] = {
-            column: " ".join(chance.choices(WORDS, k=chance.randint(2, 8))) for column in columns
-        }
-        label = chance.randrange(classes or 6)
-        row[columns[0]] += f" {WORDS[label + 3]}"
-        rows.append(row | {"label": label if classes else float(label), "idx": index})
-    return rows
-
-
 def _write_glue(path: Path, rows: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
-    from datasets import ClassLabel, Dataset, Features, Value
+    from datasets import Dataset
 
     card = ["---", "configs:"]
     for task, splits in rows.items():
-        columns, classes = GLUE[task]
-        features = Features({column: Value("string") for column in columns})
-        features["label"] = ClassLabel(num_classes=classes) if classes else Value("float32")
-        features["idx"] = Value("int32")
         card += [f"- config_name: {task}", "  data_files:"]
         for split, content in splits.items():
             name = "validation_matched" if (task, split) == ("mnli", "validation") else split
             file = f"{task}/{name}.parquet"
-            Dataset.from_list(content, features=features).to_parquet(path / file)
+            data = Dataset.from_list(content, features=glue_features(task))
+            data.to_parquet(path / file)
             card += [f"  - split: {name}", f"    path: {file}"]
     (path / "README.md").write_text("\n".join([*card, "---", ""]))
 
