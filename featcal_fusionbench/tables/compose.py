@@ -1,0 +1,95 @@
+"""FusionBench's configuration as its command would compose it, without running or importing it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra_plugins.featcal_searchpath import fusion_bench_configs, own_configs
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from .errors import ExperimentError
+
+__all__ = ["compose_config", "config_roots", "override", "settings_overrides"]
+
+PRIMARY = "fabric_model_fusion"
+"""Primary configuration of the ``fusion_bench`` command."""
+
+_PLAIN = re.compile(r"[\w./:@+\-]+")
+
+
+def config_roots(config_dir: Path | None = None) -> list[Path]:
+    """Directories in which FusionBench's command finds configs, first come, first served.
+
+    Args:
+        config_dir: One that the user adds, as with Hydra's ``--config-dir``.
+    """
+    own = [config_dir] if config_dir else []
+    local = Path("config").absolute()
+    roots = [*own, *([local] if local.is_dir() else []), own_configs(), fusion_bench_configs()]
+    return list(dict.fromkeys(root for root in roots if root is not None))
+
+
+def compose_config(overrides: Sequence[str], config_dir: Path | None = None) -> DictConfig:
+    """Compose FusionBench's program configuration.
+
+    Args:
+        overrides: As on the command line of ``fusion_bench``.
+        config_dir: A further directory with configs.
+
+    Raises:
+        ExperimentError: An override names something that does not exist; Hydra's message follows.
+    """
+    primary = fusion_bench_configs()
+    if primary is None:
+        raise ExperimentError("FusionBench is not installed: pip install fusion-bench.")
+    others = ",".join(f"'file://{root}'" for root in config_roots(config_dir) if root != primary)
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(primary), version_base=None):
+            return compose(PRIMARY, overrides=[f"hydra.searchpath=[{others}]", *overrides])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ExperimentError(
+            f"FusionBench's configuration cannot be composed with {' '.join(overrides)}: {error}"
+        ) from error
+
+
+def override(key: str, value: Any) -> str:
+    """One Hydra override, quoted as Hydra's grammar needs it.
+
+    Args:
+        key: Its key, with ``+`` or ``~`` before it where that is meant.
+        value: A scalar, a list or a mapping of such.
+    """
+    return f"{key}={_quoted(value)}"
+
+
+def settings_overrides(prefix: str, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Overrides that set what lies below a key."""
+    for name, value in settings.items():
+        yield override(f"{prefix}.{name}", value)
+
+
+def _quoted(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_quoted(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ",".join(map(_quoted, value)) + "]"
+    text = str(value)
+    if text.startswith("${") or (
+        _PLAIN.fullmatch(text) and text.lower() not in ("null", "true", "false")
+    ):
+        return text
+    return "'" + text.replace("\\'", "\\\\'").replace("'", "\\'") + "'"
