@@ -1,9 +1,9 @@
-"""Inputs that only a task's expert can complete: its own answers, for the decoder to read."""
+"""What needs a whole expert: the answers that the decoder is to read are the expert's own."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,30 @@ from .experts import floating_tensors
 if TYPE_CHECKING:
     from .preparation import TaskInputs
 
-__all__ = ["complete_all"]
+__all__ = ["complete_all", "each_expert"]
+
+
+def each_expert(
+    base: nn.Module, experts: Mapping[str, Weights], device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, nn.Module]]:
+    """Every task's expert as a loaded model, one in memory at a time.
+
+    Args:
+        base: The model whose structure the experts share; it is not changed.
+        experts: Weights by task.
+        device: Where the experts run.
+        dtype: The precision that they run in.
+
+    Yields:
+        The task and its expert, in evaluation mode, without gradients. It is the same module with
+        other weights each time.
+    """
+    model = copy.deepcopy(base).requires_grad_(False).eval().to(device, dtype)
+    tensors = floating_tensors(model)
+    for task, weights in experts.items():
+        for name, tensor in tensors.items():
+            tensor.copy_(weights[name])
+        yield task, model
 
 
 def complete_all(
@@ -45,14 +68,11 @@ def complete_all(
     Returns:
         The inputs with all batches read and completed.
     """
-    model = copy.deepcopy(base).requires_grad_(False).eval().to(device, dtype)
-    tensors = floating_tensors(model)
     total = sum(len(of.calibration) + len(of.heldout) for of in inputs.values())
     completed = {}
     with tqdm(total=total, desc="Experts' answers", leave=False, disable=not show_progress) as bar:
-        for task, of in inputs.items():
-            for name, tensor in tensors.items():
-                tensor.copy_(experts[task][name])
+        for task, model in each_expert(base, experts, device, dtype):
+            of = inputs[task]
             batches = {}
             for part in ("calibration", "heldout"):
                 batches[part] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from fusion_bench import BaseModelPool, instantiate
@@ -16,8 +16,10 @@ from .errors import CalibrationDataError
 from .report import TaskData
 
 __all__ = [
+    "TRAINING_SPLITS",
     "Batches",
     "PrepareInputs",
+    "Split",
     "draw",
     "load_calibration_dataset",
     "load_tokenizer",
@@ -29,6 +31,11 @@ __all__ = [
 
 PrepareInputs = Callable[[Sequence[Any]], Inputs]
 """Turns items of a data set into the keyword arguments of one forward."""
+
+Split = Literal["train", "val", "test"]
+"""The splits that a model pool has data sets of."""
+TRAINING_SPLITS: tuple[Split, ...] = ("train", "val")
+"""What inputs are drawn from, unless a method is told to take test inputs."""
 
 
 def shortfalls(data: TaskData, n_heldout: int) -> list[str]:
@@ -47,26 +54,35 @@ def shortfalls(data: TaskData, n_heldout: int) -> list[str]:
     return found
 
 
-def require_datasets(pool: BaseModelPool, tasks: Sequence[str]) -> dict[str, str]:
-    """For each task, the split (``train``, else ``val``) that the pool has data of.
+def require_datasets(
+    pool: BaseModelPool, tasks: Sequence[str], splits: Sequence[Split] = TRAINING_SPLITS
+) -> dict[str, Split]:
+    """For each task, the first of some splits that the pool has data of.
 
     Raises:
-        CalibrationDataError: Tasks have neither; all are named.
+        CalibrationDataError: Tasks have none of them; all are named.
     """
-    splits: dict[str, str] = {}
+    found: dict[str, Split] = {}
     for task in tasks:
-        if task in pool.train_dataset_names:
-            splits[task] = "train"
-        elif task in pool.val_dataset_names:
-            splits[task] = "val"
-    missing = [task for task in tasks if task not in splits]
+        for split in splits:
+            if _has_dataset(pool, task, split):
+                found[task] = split
+                break
+    missing = [task for task in tasks if task not in found]
     if missing:
+        first, *others = splits
+        alternatives = f" (or {', '.join(f'{split}_datasets' for split in others)})" * bool(others)
         raise CalibrationDataError(
-            f"no calibration inputs for {', '.join(missing)}: set modelpool.train_datasets.<task> "
-            "(or val_datasets) to a Hugging Face data set, a directory of parquet files or a "
+            f"no calibration inputs for {', '.join(missing)}: set modelpool.{first}_datasets.<task>"
+            f"{alternatives} to a Hugging Face data set, a directory of parquet files or a "
             "directory of images. Labels are not needed."
         )
-    return splits
+    return found
+
+
+def _has_dataset(pool: BaseModelPool, task: str, split: Split) -> bool:
+    datasets = getattr(pool, f"_{split}_datasets")
+    return datasets is not None and task in datasets
 
 
 def load_tokenizer(pool: BaseModelPool) -> PreTrainedTokenizerBase:
@@ -97,15 +113,14 @@ def make_tokenizer(config: Any) -> PreTrainedTokenizerBase:
     return instantiate(config) if isinstance(config, Mapping | DictConfig) else config
 
 
-def load_calibration_dataset(pool: BaseModelPool, task: str, split: str) -> Any:
+def load_calibration_dataset(pool: BaseModelPool, task: str, split: Split) -> Any:
     """Load one task's data set through the pool.
 
     Raises:
         CalibrationDataError: It cannot be loaded, or is empty.
     """
     try:
-        load = pool.load_train_dataset if split == "train" else pool.load_val_dataset
-        dataset: Any = load(task)
+        dataset: Any = getattr(pool, f"load_{split}_dataset")(task)
         size = len(dataset)
     except Exception as error:
         raise CalibrationDataError(
@@ -120,9 +135,9 @@ def load_calibration_dataset(pool: BaseModelPool, task: str, split: str) -> Any:
     return dataset
 
 
-def source_of(pool: BaseModelPool, task: str, split: str) -> str:
+def source_of(pool: BaseModelPool, task: str, split: Split) -> str:
     """The data set of a task as the pool's configuration names it."""
-    datasets = pool._train_datasets if split == "train" else pool._val_datasets
+    datasets = getattr(pool, f"_{split}_datasets")
     entry = None if datasets is None else datasets[task]
     if isinstance(entry, DictConfig | dict):
         parts = [str(entry[k]) for k in ("path", "name", "data_dir", "split") if entry.get(k)]
@@ -141,7 +156,7 @@ def draw(
     Args:
         task: The task.
         source: Its data set, as the pool names it.
-        split: ``train`` or ``val``.
+        split: The split that it is.
         available: Items in the data set.
         n_samples: Items to calibrate on; all that there are, if they are fewer.
         n_heldout: Further items to measure drift on; what is left, if that is fewer.

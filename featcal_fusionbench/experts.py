@@ -29,6 +29,7 @@ __all__ = [
     "check_weights",
     "checkpoint_weights",
     "floating_tensors",
+    "identities",
     "open_weights",
     "require_base_and_experts",
     "warn_of_equal_experts",
@@ -286,6 +287,21 @@ def check_weights(
         role=role, name=name, source=source, sha256=digest.hexdigest(), parameters=count
     )
     return CheckedWeights(weights, identity)
+
+
+def identities(pool: BaseModelPool) -> tuple[ModelIdentity, ...]:
+    """What the pool's base and experts are, without reading them: not hashed."""
+    found = []
+    for name in (*(["_pretrained_"] if pool.has_pretrained else []), *pool.model_names):
+        config = pool._models[name]
+        source = (
+            f"instance of {type(config).__name__}"
+            if isinstance(config, nn.Module)
+            else _plain_source(config) or f"made by the model pool from {_describe(config)}"
+        )
+        role = "base" if name == "_pretrained_" else "expert"
+        found.append(ModelIdentity(role=role, name=name, source=source))
+    return tuple(found)
 
 
 def _some(items: Iterable[str], limit: int = 3) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,14 @@ from fusion_bench import BaseModelPool
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from .architectures import Architecture, architecture_of
+from .architectures import Architecture, SampleSettings, architecture_of
 from .calibration import CalibrationSettings, Plan, build_plan
 from .calibration.estimate import Estimate, estimate_cost, measure_matmul_rate
 from .calibration.inputs import Inputs
 from .data import (
+    TRAINING_SPLITS,
     Batches,
+    Split,
     draw,
     load_calibration_dataset,
     require_datasets,
@@ -35,11 +36,9 @@ from .experts import (
     warn_of_equal_experts,
     warn_of_other_bases,
 )
-from .report import TaskData
+from .report import ModelIdentity, TaskData
 
-__all__ = ["Prepared", "TaskInputs", "prepare"]
-
-log = logging.getLogger(__name__)
+__all__ = ["PlannedCalibration", "Prepared", "TaskInputs", "plan_calibration", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class TaskInputs:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A calibration that is ready to start.
+    """Models and data that are ready for a method.
 
     Attributes:
         architecture: The architecture of the models.
@@ -62,9 +61,7 @@ class Prepared:
         base: Its weights.
         experts: Checked weights by task.
         inputs: Calibration and held-out inputs by task.
-        plan: What will be calibrated.
-        estimate: What it will take.
-        available_bytes: Free memory of the device that it will run on.
+        example: One prepared input, rather a large one.
         warnings: What the user should know.
     """
 
@@ -74,6 +71,33 @@ class Prepared:
     base: CheckedWeights
     experts: Mapping[str, CheckedWeights]
     inputs: Mapping[str, TaskInputs]
+    example: Inputs
+    warnings: tuple[str, ...]
+
+    @property
+    def data(self) -> tuple[TaskData, ...]:
+        """What was drawn, for the report."""
+        return tuple(inputs.data for inputs in self.inputs.values())
+
+    @property
+    def identities(self) -> tuple[ModelIdentity, ...]:
+        """Base and experts, for the report."""
+        return (self.base.identity, *(expert.identity for expert in self.experts.values()))
+
+
+@dataclass(frozen=True)
+class PlannedCalibration:
+    """A calibration that is ready to start.
+
+    Attributes:
+        prepared: Models and data.
+        plan: What will be calibrated.
+        estimate: What it will take.
+        available_bytes: Free memory of the device that it will run on.
+        warnings: What the user should know.
+    """
+
+    prepared: Prepared
     plan: Plan
     estimate: Estimate
     available_bytes: int
@@ -82,26 +106,28 @@ class Prepared:
 
 def prepare(
     pool: BaseModelPool,
-    settings: CalibrationSettings,
+    settings: SampleSettings,
     scratch: Path,
-    device: torch.device,
     *,
     show_progress: bool,
+    splits: Sequence[Split] = TRAINING_SPLITS,
 ) -> Prepared:
-    """Load, draw, check, plan and estimate; raise for whatever would fail later.
+    """Load, draw and check models and data; raise for whatever would fail later.
+
+    Methods that are compared with each other draw the same inputs by the same settings.
 
     Args:
         pool: The model pool; it is not changed.
-        settings: The settings.
+        settings: How many inputs, and how they are made.
         scratch: Directory for weights that the pool has to assemble.
-        device: Where the calibration will run.
         show_progress: Whether to show a bar while weights are read.
+        splits: Splits to draw from; of each task the first that the pool has.
 
     Raises:
         CalibrationError: The pool, its data or its weights cannot be used; the message says why.
     """
     tasks = require_base_and_experts(pool)
-    splits = require_datasets(pool, tasks)
+    found = require_datasets(pool, tasks, splits)
     base_model = pool.load_model("_pretrained_").eval()
     architecture = architecture_of(base_model)
     processor = architecture.load_processor(pool)
@@ -110,11 +136,11 @@ def prepare(
     inputs: dict[str, TaskInputs] = {}
     examples: list[Inputs] = []  # one per task, so that unreadable data is found before long work
     for task in tasks:
-        dataset = load_calibration_dataset(pool, task, splits[task])
+        dataset = load_calibration_dataset(pool, task, found[task])
         data = draw(
             task,
-            source_of(pool, task, splits[task]),
-            splits[task],
+            source_of(pool, task, found[task]),
+            found[task],
             len(dataset),
             n_samples=settings.n_samples,
             n_heldout=settings.n_heldout,
@@ -140,28 +166,10 @@ def prepare(
     base = _read(pool, "_pretrained_", reference, scratch)
     bar = tqdm(tasks, desc="Checking experts", leave=False, disable=not show_progress)
     experts = {task: _read(pool, task, reference, scratch) for task in bar}
-
-    example = max(examples, key=_tensor_bytes)  # of texts, rather a long one for the estimate
-    plan = build_plan(base_model, example, settings, architecture.row_rules(settings))
-    estimate = estimate_cost(
-        plan,
-        base_model,
-        settings,
-        tasks=len(tasks),
-        input_bytes=_tensor_bytes(example) + architecture.held_bytes(base_model, example),
-        flops_per_second=measure_matmul_rate(device),
-    )
-    available = _available_bytes(device)
     for task in tasks:
         warnings += shortfalls(inputs[task].data, settings.n_heldout)
     warnings += warn_of_equal_experts(experts)
     warnings += warn_of_other_bases(pool)
-    if estimate.memory_bytes > available:
-        warnings.append(
-            f"about {estimate.memory_bytes / 2**30:.1f} GiB will be needed and "
-            f"{available / 2**30:.1f} GiB are free: lower n_samples, or set "
-            "granularity=block, whose paused forwards hold less."
-        )
     return Prepared(
         architecture,
         processor,
@@ -169,11 +177,47 @@ def prepare(
         base,
         experts,
         inputs,
-        plan,
-        estimate,
-        available,
+        max(examples, key=_tensor_bytes),  # of texts, rather a long one for the estimate
         tuple(warnings),
     )
+
+
+def plan_calibration(
+    prepared: Prepared, settings: CalibrationSettings, device: torch.device
+) -> PlannedCalibration:
+    """Plan a calibration and estimate what it takes.
+
+    Args:
+        prepared: Models and data.
+        settings: The settings.
+        device: Where the calibration will run.
+
+    Raises:
+        PlanError: Nothing is left to calibrate, or the forward cannot be traced.
+    """
+    architecture, base_model, example = (
+        prepared.architecture,
+        prepared.base_model,
+        prepared.example,
+    )
+    plan = build_plan(base_model, example, settings, architecture.row_rules(settings))
+    estimate = estimate_cost(
+        plan,
+        base_model,
+        settings,
+        tasks=len(prepared.inputs),
+        input_bytes=_tensor_bytes(example) + architecture.held_bytes(base_model, example),
+        flops_per_second=measure_matmul_rate(device),
+    )
+    available = _available_bytes(device)
+    warnings = []
+    if estimate.memory_bytes > available:
+        warnings.append(
+            f"about {estimate.memory_bytes / 2**30:.1f} GiB will be needed and "
+            f"{available / 2**30:.1f} GiB are free: lower n_samples, or set "
+            "granularity=block, whose paused forwards hold less."
+        )
+    return PlannedCalibration(prepared, plan, estimate, available, tuple(warnings))
 
 
 def _tensor_bytes(inputs: Inputs) -> int:

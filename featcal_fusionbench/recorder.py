@@ -9,31 +9,34 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
-from .calibration import CalibrationResult, CalibrationSettings, PhaseClock
+from .calibration import PhaseClock
 from .report import (
-    RichProgress,
+    FeatCalReport,
+    MethodSettings,
     RunReport,
     collect_versions,
     describe_machine,
     drift_figure,
+    report_name,
     require_writable,
     summary_table,
     write_figure,
 )
 
-__all__ = ["REPORT_NAME", "RunRecorder"]
+__all__ = ["RunRecorder"]
 
 log = logging.getLogger(__name__)
 
-REPORT_NAME = "featcal_report.json"
 FIGURE_NAME = "featcal_drift.png"
 
+ReportT = TypeVar("ReportT", bound=RunReport)
 
-class RunRecorder:
+
+class RunRecorder(Generic[ReportT]):
     """The report of one run, as it grows; a context manager around the run.
 
     Leaving it writes the report: complete, or with what there was when the run failed or was
@@ -41,8 +44,10 @@ class RunRecorder:
 
     Args:
         directory: Where report and figure go; made if it is missing.
+        kind: The report's class.
         settings: The settings of the run.
         merger: Configuration of the upstream merger.
+        merged_model: The merged model that stands in for it.
         clock: Adds up the costs of the run's phases.
         enabled: False on ranks other than 0: nothing is written or printed.
 
@@ -53,19 +58,20 @@ class RunRecorder:
     def __init__(
         self,
         directory: Path,
-        settings: CalibrationSettings,
-        merger: dict[str, Any],
-        clock: PhaseClock,
+        kind: type[ReportT],
+        settings: MethodSettings,
         *,
+        merger: dict[str, Any],
+        merged_model: str | None,
+        clock: PhaseClock,
         enabled: bool,
     ) -> None:
-        self._directory = directory
-        self._clock = clock
-        self._enabled = enabled
+        self.directory = directory
+        self.clock = clock
+        self.enabled = enabled
         if enabled:
             require_writable(directory, "method.output_dir (or path.log_dir)")
-        self.progress = RichProgress(enabled=enabled)
-        self.report = RunReport(
+        self.report: ReportT = kind(
             status="failed",
             settings=settings,
             started=datetime.now(timezone.utc),
@@ -73,9 +79,10 @@ class RunRecorder:
             machine=describe_machine(),
             command=shlex.join(sys.argv),
             merger=merger,
+            merged_model=merged_model,
         )
 
-    def __enter__(self) -> RunRecorder:
+    def __enter__(self) -> RunRecorder[ReportT]:
         return self
 
     def __exit__(
@@ -88,36 +95,38 @@ class RunRecorder:
             interrupted = isinstance(error, KeyboardInterrupt)
             text = f"{type(error).__name__}: {error}"
             self.update(status="interrupted" if interrupted else "failed", error=text)
-            if self.report.result is None and self.progress.modules:
-                self.update(result=CalibrationResult(self.progress.modules))
-        self.update(finished=datetime.now(timezone.utc), phases=self._clock.costs())
-        if self._enabled:
+        self.update(finished=datetime.now(timezone.utc), phases=self.clock.costs())
+        if self.enabled:
             self._write()
 
     def update(self, **changes: Any) -> None:
         """Set fields of the report."""
         self.report = replace(self.report, **changes)
 
+    def add_output(self, name: str, path: Path | str) -> None:
+        """Name a file that the run wrote."""
+        self.update(outputs={**self.report.outputs, name: str(path)})
+
     def warn(self, *warnings: str) -> None:
         """Log warnings and keep them in the report."""
         for warning in warnings:
-            if self._enabled:
+            if self.enabled:
                 log.warning(warning)
         self.update(warnings=(*self.report.warnings, *warnings))
 
     def print(self, renderable: Any) -> None:
         """Print a table, on rank 0."""
-        if self._enabled:
+        if self.enabled:
             Console().print(renderable)
 
     def _write(self) -> None:
-        outputs = dict(self.report.outputs)
-        if self.report.drift_before:
-            figure = self._directory / FIGURE_NAME
-            write_figure(figure, drift_figure(self.report.drift_before, self.report.drift_after))
-            outputs["figure"] = str(figure)
-        outputs["report"] = str(self._directory / REPORT_NAME)
-        self.update(outputs=outputs)
-        self.report.write(self._directory / REPORT_NAME)
-        if self.report.status != "planned":
+        report = self.report
+        if isinstance(report, FeatCalReport) and report.drift_before:
+            figure = self.directory / FIGURE_NAME
+            write_figure(figure, drift_figure(report.drift_before, report.drift_after))
+            self.add_output("figure", figure)
+        path = self.directory / report_name(report.method)
+        self.add_output("report", path)
+        self.report.write(path)
+        if report.status != "planned":
             self.print(summary_table(self.report))

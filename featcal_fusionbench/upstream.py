@@ -69,7 +69,7 @@ class MergedSource:
 
     def __init__(self, pool: BaseModelPool, merger: Any, merged_model: str | None) -> None:
         self._pool = pool
-        self._merger = merger
+        self.merger = merger
         self._merged_model = merged_model
         if merged_model is not None:
             self.description = merged_model
@@ -98,7 +98,7 @@ class MergedSource:
         elif self._pool.has_merged:
             merged = self._one_model(_pool_view(self._pool).load_model("_merged_"), base)
         else:
-            merged = self._one_model(self._merger.run(_pool_view(self._pool)), base)
+            merged = self._one_model(self.merger.run(_pool_view(self._pool)), base)
         return merged.requires_grad_(False).eval()
 
     def _from_checkpoint(self, base: nn.Module, source: str) -> nn.Module:

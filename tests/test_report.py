@@ -35,6 +35,7 @@ from featcal_fusionbench.calibration.results import (
 )
 from featcal_fusionbench.calibration.settings import CalibrationSettings
 from featcal_fusionbench.report import (
+    FeatCalReport,
     Machine,
     ModelIdentity,
     PlanEstimate,
@@ -87,7 +88,7 @@ def module(name: str, **changes: Any) -> ModuleResult:
     return replace(healthy, **changes)
 
 
-def full_report(**changes: Any) -> RunReport:
+def full_report(**changes: Any) -> FeatCalReport:
     values: dict[str, Any] = dict(
         status="complete",
         settings=CalibrationSettings(include=("mlp",), ridge_lambda=0.25),
@@ -128,7 +129,7 @@ def full_report(**changes: Any) -> RunReport:
         ),
         outputs={"report": Path("/out/report.json")},
     )
-    return RunReport(**(values | changes))
+    return FeatCalReport(**(values | changes))
 
 
 # --- files -----------------------------------------------------------------------------------
@@ -303,7 +304,7 @@ MODULES = st.builds(
 )
 TIMES = st.datetimes(timezones=st.just(START.tzinfo))
 REPORTS = st.builds(
-    RunReport,
+    FeatCalReport,
     status=st.sampled_from(["complete", "interrupted", "failed", "planned"]),
     settings=st.builds(
         CalibrationSettings,
@@ -388,7 +389,7 @@ def test_floats_that_are_no_numbers_come_back_as_floats(tmp_path: Path) -> None:
 def test_report_file_can_be_read_without_this_package(tmp_path: Path) -> None:
     full_report().write(tmp_path / "r.json")
     content = json.loads((tmp_path / "r.json").read_text())
-    assert list(content)[:3] == ["format", "format_version", "status"]
+    assert list(content)[:4] == ["format", "format_version", "method", "status"]
     assert content["settings"] == CalibrationSettings(include=("mlp",), ridge_lambda=0.25).as_dict()
     assert content["summary"]["worsened"] == ["dtd"]
     assert content["summary"]["mean_drift_before"] == pytest.approx(0.45)
@@ -436,7 +437,7 @@ def add_entry(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (change_format_version, "format version 99.*reads version 1.*or run again"),
+        (change_format_version, "format version 99.*reads version 2.*or run again"),
         (change_format, "not a FeatCal run report: give the path"),
         (make_lambda_negative, "settings is not a CalibrationSettings: ridge_lambda=-1.* again"),
         (make_count_a_boolean, r"modules\[1\]\.rows should be a whole number, not True.*run again"),
@@ -542,7 +543,9 @@ def test_scalars_have_flat_names_and_leave_out_what_was_not_measured() -> None:
     assert values["featcal/seconds"] == 312 and values["featcal/peak_memory_gib"] == 3
     assert values["featcal/tasks_worsened"] == 1 and values["featcal/max_condition"] == 1.5e3
     assert all(type(value) is float for value in values.values())
-    planned = scalars(RunReport(status="planned", settings=CalibrationSettings(), started=START))
+    planned = scalars(
+        FeatCalReport(status="planned", settings=CalibrationSettings(), started=START)
+    )
     assert planned == {}
 
 

@@ -8,11 +8,18 @@ from __future__ import annotations
 from torch import nn
 
 from ..errors import ModelPoolError
-from .base import Architecture, CompleteInputs, ItemCheck
+from .base import Architecture, CompleteInputs, ItemCheck, SampleSettings
 from .clip_vision import ClipVision
 from .t5 import T5
 
-__all__ = ["KNOWN", "Architecture", "CompleteInputs", "ItemCheck", "architecture_of"]
+__all__ = [
+    "KNOWN",
+    "Architecture",
+    "CompleteInputs",
+    "ItemCheck",
+    "SampleSettings",
+    "architecture_of",
+]
 
 KNOWN: tuple[Architecture, ...] = (ClipVision(), T5())
 """The architectures, in the order in which they are asked."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from fusion_bench import BaseModelPool
 from torch import Tensor, nn
@@ -15,10 +15,44 @@ from ..calibration.drift import final_features
 from ..calibration.inputs import Inputs
 from ..data import PrepareInputs
 
-__all__ = ["Architecture", "CompleteInputs", "ItemCheck"]
+__all__ = ["Architecture", "CompleteInputs", "ItemCheck", "SampleSettings"]
 
 CompleteInputs = Callable[[nn.Module, Inputs], Inputs]
 """Adds to the inputs of a forward what only the task's expert, a loaded model, can give."""
+
+
+class SampleSettings(Protocol):
+    """Settings of any method that say which inputs are drawn and how they are made."""
+
+    @property
+    def n_samples(self) -> int:
+        """Inputs per task."""
+        ...
+
+    @property
+    def n_heldout(self) -> int:
+        """Further inputs per task to measure on."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Inputs per forward."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Seed of the draws."""
+        ...
+
+    @property
+    def decoder_inputs(self) -> str:
+        """What a decoder reads: ``expert`` or ``labels``."""
+        ...
+
+    @property
+    def decoder_tokens(self) -> int:
+        """Tokens that an expert generates at most."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +88,7 @@ class Architecture(ABC):
 
     @abstractmethod
     def prepare_inputs(
-        self, processor: Any, model: nn.Module, settings: CalibrationSettings
+        self, processor: Any, model: nn.Module, settings: SampleSettings
     ) -> PrepareInputs:
         """How items of a calibration data set become inputs of a forward, on the host.
 
@@ -70,7 +104,7 @@ class Architecture(ABC):
         items: Iterable[tuple[int, Any]],
         processor: Any,
         model: nn.Module,
-        settings: CalibrationSettings,
+        settings: SampleSettings,
     ) -> ItemCheck:
         """Look through all items drawn for a task, where that is cheap.
 
@@ -86,7 +120,7 @@ class Architecture(ABC):
         """
         return ItemCheck()
 
-    def complete_inputs(self, settings: CalibrationSettings) -> CompleteInputs | None:
+    def complete_inputs(self, settings: SampleSettings) -> CompleteInputs | None:
         """How a task's expert completes the prepared inputs; None where they are complete."""
         return None
 

@@ -16,7 +16,7 @@ from ..calibration import CalibrationSettings, RowRule, RowRules
 from ..calibration.inputs import Inputs
 from ..data import PrepareInputs
 from ..errors import CalibrationDataError
-from .base import Architecture
+from .base import Architecture, SampleSettings
 
 __all__ = ["ClassTokenRows", "ClipVision", "clip_vision_rows"]
 
@@ -85,7 +85,7 @@ class ClipVision(Architecture):
             ) from error
 
     def prepare_inputs(
-        self, processor: Any, model: nn.Module, settings: CalibrationSettings
+        self, processor: Any, model: nn.Module, settings: SampleSettings
     ) -> PrepareInputs:
         """Images to ``pixel_values`` of shape (batch, 3, height, width), as evaluation does it."""
         if isinstance(processor, ProcessorMixin | BaseImageProcessor):

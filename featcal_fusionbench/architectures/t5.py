@@ -23,7 +23,7 @@ from ..calibration import CalibrationSettings, RowRule, RowRules
 from ..calibration.inputs import Inputs, place_inputs
 from ..data import PrepareInputs, load_tokenizer
 from ..errors import CalibrationDataError
-from .base import Architecture, CompleteInputs, ItemCheck
+from .base import Architecture, CompleteInputs, ItemCheck, SampleSettings
 
 __all__ = ["T5", "TokenRows", "answer_greedily", "t5_rows"]
 
@@ -89,7 +89,7 @@ class T5(Architecture):
         return load_tokenizer(pool)
 
     def prepare_inputs(
-        self, processor: Any, model: nn.Module, settings: CalibrationSettings
+        self, processor: Any, model: nn.Module, settings: SampleSettings
     ) -> PrepareInputs:
         """Rows of token ids, or texts, to padded batches.
 
@@ -109,7 +109,7 @@ class T5(Architecture):
         items: Iterable[tuple[int, Any]],
         processor: Any,
         model: nn.Module,
-        settings: CalibrationSettings,
+        settings: SampleSettings,
     ) -> ItemCheck:
         """Find texts that are empty, too long or of another vocabulary, and missing labels."""
         found: dict[str, list[int]] = {}
@@ -159,7 +159,7 @@ class T5(Architecture):
         batch, tokens = inputs["input_ids"].shape
         return 2 * 4 * batch * tokens**2 * model.config.num_heads  # pyright: ignore
 
-    def complete_inputs(self, settings: CalibrationSettings) -> CompleteInputs | None:
+    def complete_inputs(self, settings: SampleSettings) -> CompleteInputs | None:
         """The expert's greedy answers, where they are what the decoder shall read."""
         if settings.decoder_inputs == "labels":
             return None
@@ -204,9 +204,7 @@ def answer_greedily(expert: nn.Module, inputs: Inputs, *, tokens: int) -> Inputs
     return {**inputs, **completed}
 
 
-def _prepare(
-    tokenizer: Any, start: int, settings: CalibrationSettings, items: Sequence[Any]
-) -> Inputs:
+def _prepare(tokenizer: Any, start: int, settings: SampleSettings, items: Sequence[Any]) -> Inputs:
     rows = [_tokens(item, tokenizer) for item in items]
     if settings.decoder_inputs == "labels":
         answers = [_answer(item, tokenizer) for item in items]

@@ -1,4 +1,4 @@
-"""Reports of a calibration run: files, tables, figures, progress.
+"""Reports of a run: files, tables, figures, progress.
 
 Knows results, settings and the observer's protocol; does not know how anything was computed.
 """
@@ -18,13 +18,22 @@ from .files import (
 from .progress import RichProgress
 from .run_report import (
     FORMAT_VERSION,
+    FeatCalReport,
     Machine,
+    MergeReport,
+    MergeSettings,
+    MethodName,
+    MethodSettings,
     ModelIdentity,
+    ProbSurgeryReport,
+    RepresentationSurgeryReport,
     RunReport,
     RunStatus,
+    SurgeryReport,
     TaskData,
     collect_versions,
     describe_machine,
+    report_name,
 )
 from .scalars import scalars
 from .tables import (
@@ -39,14 +48,22 @@ from .tables import (
 __all__ = [
     "FORMAT_VERSION",
     "DriftChange",
+    "FeatCalReport",
     "Machine",
+    "MergeReport",
+    "MergeSettings",
+    "MethodName",
+    "MethodSettings",
     "ModelIdentity",
     "PlanEstimate",
     "PlanRow",
+    "ProbSurgeryReport",
+    "RepresentationSurgeryReport",
     "ReportError",
     "RichProgress",
     "RunReport",
     "RunStatus",
+    "SurgeryReport",
     "TaskData",
     "UnwritableDirectoryError",
     "atomic_file",
@@ -59,6 +76,7 @@ __all__ = [
     "plan_table",
     "read_json",
     "render_text",
+    "report_name",
     "require_writable",
     "scalars",
     "summary_table",

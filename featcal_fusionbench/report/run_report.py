@@ -1,4 +1,8 @@
-"""The record of one run: what went in, what was done to it, what came out, and what it cost."""
+"""The record of one run: what went in, what was done to it, what came out, and what it cost.
+
+All methods of this package leave one, each a subclass of ``RunReport`` with the settings and the
+result of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
+from ..baselines.results import SurgeryResult
+from ..baselines.settings import ProbSurgerySettings, RepresentationSurgerySettings
 from ..calibration.results import CalibrationResult, PhaseCost, TaskDrift
 from ..calibration.settings import CalibrationSettings
 from .codec import from_json, to_json
@@ -21,19 +27,42 @@ from .files import read_json, write_json
 
 __all__ = [
     "FORMAT_VERSION",
+    "FeatCalReport",
     "Machine",
+    "MergeReport",
+    "MergeSettings",
+    "MethodName",
+    "MethodSettings",
     "ModelIdentity",
+    "ProbSurgeryReport",
+    "RepresentationSurgeryReport",
     "RunReport",
     "RunStatus",
+    "SurgeryReport",
     "TaskData",
     "collect_versions",
     "describe_machine",
+    "report_name",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _FORMAT = "featcal-run-report"
 
 RunStatus = Literal["complete", "interrupted", "failed", "planned"]
+MethodName = Literal["merge_only", "featcal", "representation_surgery", "prob_surgery"]
+
+
+class MethodSettings(Protocol):
+    """Settings of a method: a frozen dataclass."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as JSON-ready values."""
+        ...
+
+
+def report_name(method: MethodName) -> str:
+    """The file name of a method's report, the same rule for all."""
+    return f"{method}_report.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,44 +134,45 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """Everything about one run that someone may want to know later.
+    """What the runs of all methods have in common.
 
     Attributes:
+        method: The method, by the name of its configuration.
+        settings: The method's settings.
         status: How the run ended; ``planned`` for one that only looked ahead.
-        settings: The calibration's settings.
         started: When it started, with a time zone.
         finished: When it ended.
+        labels: What has to stand beside the run's numbers wherever they are shown.
         versions: Version of each library that matters; see ``collect_versions``.
         machine: Where it ran; see ``describe_machine``.
         command: The command line.
-        merger: Configuration of the upstream merger. Made JSON-safe on construction.
+        merger: Configuration of the upstream merger; empty where a merged model was given. Made
+            JSON-safe on construction.
+        merged_model: Path or hub id of the merged model that was given instead of a merger.
         models: Base, experts and merged model.
         data: The inputs, one entry per task.
-        result: What the loop did. Where the run did not complete, the modules that were finished.
-        drift_before: Held-out drift of the merged model.
-        drift_after: Held-out drift of the calibrated model.
-        phases: Costs of the run's phases, which do not overlap; ``result.phases`` splits the
-            calibration among them further and is not added to these.
-        warnings: What the user should know. The one about growing drift is derived, see
-            ``all_warnings``.
+        phases: Costs of the run's phases, which do not overlap.
+        warnings: What the user should know.
         error: What ended a run that failed; empty otherwise.
-        outputs: Files written, by what they are: ``report``, ``figure``, ``model`` and so on.
+        outputs: Files written, by what they are: ``report``, ``figure``, ``model``; ``merger`` is
+            the report of an upstream method of this package.
         format_version: Version of the file format.
     """
 
+    method: ClassVar[MethodName]
+
+    settings: MethodSettings
     status: RunStatus
-    settings: CalibrationSettings
     started: datetime
     finished: datetime | None = None
+    labels: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     machine: Machine | None = None
     command: str = ""
     merger: dict[str, Any] = field(default_factory=dict)
+    merged_model: str | None = None
     models: tuple[ModelIdentity, ...] = ()
     data: tuple[TaskData, ...] = ()
-    result: CalibrationResult | None = None
-    drift_before: tuple[TaskDrift, ...] = ()
-    drift_after: tuple[TaskDrift, ...] = ()
     phases: tuple[PhaseCost, ...] = ()
     warnings: tuple[str, ...] = ()
     error: str = ""
@@ -157,6 +187,136 @@ class RunReport:
         # Here and not on writing, so that a report equals what is read back from its file.
         object.__setattr__(self, "merger", to_json(self.merger))
         object.__setattr__(self, "outputs", {key: str(path) for key, path in self.outputs.items()})
+
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """The run's warnings and, last, those that follow from its numbers."""
+        return self.warnings
+
+    @property
+    def wall_seconds(self) -> float | None:
+        """Elapsed seconds from start to finish, or those of the phases while it has no finish."""
+        if self.finished is not None:
+            return (self.finished - self.started).total_seconds()
+        return sum(p.wall_seconds for p in self._costs) if self._costs else None
+
+    @property
+    def cpu_seconds(self) -> float | None:
+        """Seconds of processor time over all phases."""
+        return sum(p.cpu_seconds for p in self._costs) if self._costs else None
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Highest resident memory in any phase."""
+        return max((p.peak_memory_bytes for p in self._costs), default=None)
+
+    @property
+    def peak_device_bytes(self) -> int | None:
+        """Highest memory allocated on the accelerator in any phase; None on a CPU."""
+        peaks = (p.peak_device_bytes for p in self._costs)
+        return max((peak for peak in peaks if peak is not None), default=None)
+
+    @property
+    def _costs(self) -> tuple[PhaseCost, ...]:
+        return self.phases
+
+    def summary(self) -> dict[str, Any]:
+        """Derived numbers, for programs that read the file."""
+        return {
+            "wall_seconds": self.wall_seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "peak_device_bytes": self.peak_device_bytes,
+            "warnings": self.all_warnings,
+        }
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The report as JSON values, with derived numbers under ``summary`` for other programs."""
+        own = to_json(self)
+        return {
+            "format": _FORMAT,
+            "format_version": own.pop("format_version"),
+            "method": self.method,
+            "status": own.pop("status"),
+            "summary": to_json(self.summary()),
+            **own,
+        }
+
+    def write(self, path: str | Path) -> None:
+        """Write the report as JSON, atomically."""
+        write_json(path, self.to_json_dict())
+
+    @staticmethod
+    def read(path: str | Path) -> RunReport:
+        """Read a report that ``write`` wrote, as the class of its method.
+
+        Raises:
+            ReportError: The file is cut off, no report, or of another format version or method.
+            OSError: The file cannot be opened.
+        """
+        content = read_json(path)
+        if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
+            raise ReportError(
+                f"{path} is not a FeatCal run report: give the path of the JSON report that a run "
+                f"wrote."
+            )
+        found = content.get("format_version")
+        if found != FORMAT_VERSION:
+            raise ReportError(
+                f"{path} has format version {found!r}, and this featcal-fusionbench reads version "
+                f"{FORMAT_VERSION}: read it with the release that wrote it (the file names it "
+                f"under versions), or run again."
+            )
+        method = content.pop("method", None)
+        if method not in _REPORTS:
+            raise ReportError(
+                f"{path} is damaged: method should be one of {', '.join(_REPORTS)}, not "
+                f"{method!r:.80}. Restore it from a copy, or run again."
+            )
+        content.pop("summary", None)  # derived anew
+        try:
+            return from_json(_REPORTS[method], content)
+        except ReportError as error:
+            raise ReportError(
+                f"{path} is damaged: {error} Restore it from a copy, or run again."
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeSettings:
+    """The merger alone has no settings but its own, which stand under ``merger``."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as JSON-ready values."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeReport(RunReport):
+    """A run of an upstream merger alone."""
+
+    method: ClassVar[MethodName] = "merge_only"
+
+    settings: MergeSettings = MergeSettings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatCalReport(RunReport):
+    """A calibration.
+
+    Attributes:
+        result: What the loop did. Where the run did not complete, the modules that were finished.
+            ``result.phases`` splits the calibration among ``phases`` further and is not added.
+        drift_before: Held-out drift of the merged model.
+        drift_after: Held-out drift of the calibrated model.
+    """
+
+    method: ClassVar[MethodName] = "featcal"
+
+    settings: CalibrationSettings
+    result: CalibrationResult | None = None
+    drift_before: tuple[TaskDrift, ...] = ()
+    drift_after: tuple[TaskDrift, ...] = ()
 
     @property
     def mean_drift_before(self) -> float | None:
@@ -195,88 +355,55 @@ class RunReport:
         return len(self.result.skipped) if self.result else 0
 
     @property
-    def wall_seconds(self) -> float | None:
-        """Elapsed seconds from start to finish, or those of the phases while it has no finish."""
-        if self.finished is not None:
-            return (self.finished - self.started).total_seconds()
-        return sum(p.wall_seconds for p in self._costs) if self._costs else None
-
-    @property
-    def cpu_seconds(self) -> float | None:
-        """Seconds of processor time over all phases."""
-        return sum(p.cpu_seconds for p in self._costs) if self._costs else None
-
-    @property
-    def peak_memory_bytes(self) -> int | None:
-        """Highest resident memory in any phase."""
-        return max((p.peak_memory_bytes for p in self._costs), default=None)
-
-    @property
-    def peak_device_bytes(self) -> int | None:
-        """Highest memory allocated on the accelerator in any phase; None on a CPU."""
-        peaks = (p.peak_device_bytes for p in self._costs)
-        return max((peak for peak in peaks if peak is not None), default=None)
-
-    @property
     def _costs(self) -> tuple[PhaseCost, ...]:
         return self.phases or (self.result.phases if self.result else ())
 
-    def to_json_dict(self) -> dict[str, Any]:
-        """The report as JSON values, with derived numbers under ``summary`` for other programs."""
-        summary = {
+    def summary(self) -> dict[str, Any]:
+        """Derived numbers, for programs that read the file."""
+        return {
             "mean_drift_before": self.mean_drift_before,
             "mean_drift_after": self.mean_drift_after,
             "worsened": [change.task for change in self.worsened],
             "modules_calibrated": self.modules_calibrated,
             "modules_kept": self.modules_kept,
             "modules_skipped": self.modules_skipped,
-            "wall_seconds": self.wall_seconds,
-            "cpu_seconds": self.cpu_seconds,
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "peak_device_bytes": self.peak_device_bytes,
-            "warnings": self.all_warnings,
-        }
-        own = to_json(self)
-        return {
-            "format": _FORMAT,
-            "format_version": own.pop("format_version"),
-            "status": own.pop("status"),
-            "summary": to_json(summary),
-            **own,
+            **super().summary(),
         }
 
-    def write(self, path: str | Path) -> None:
-        """Write the report as JSON, atomically."""
-        write_json(path, self.to_json_dict())
 
-    @classmethod
-    def read(cls, path: str | Path) -> RunReport:
-        """Read a report that ``write`` wrote.
+@dataclass(frozen=True, kw_only=True)
+class SurgeryReport(RunReport):
+    """A training of modules after the final representation.
 
-        Raises:
-            ReportError: The file is cut off, no report, or of another format version.
-            OSError: The file cannot be opened.
-        """
-        content = read_json(path)
-        if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-            raise ReportError(
-                f"{path} is not a FeatCal run report: give the path of the JSON report that a run "
-                f"wrote."
-            )
-        found = content.get("format_version")
-        if found != FORMAT_VERSION:
-            raise ReportError(
-                f"{path} has format version {found!r}, and this featcal-fusionbench reads version "
-                f"{FORMAT_VERSION}: read it with the release that wrote it (the file names it "
-                f"under versions), or run again."
-            )
-        content.pop("summary", None)  # derived anew
-        try:
-            return from_json(cls, content)
-        except ReportError as error:
-            raise ReportError(
-                f"{path} is damaged: {error} Restore it from a copy, or run again."
-            ) from error
+    Attributes:
+        result: What the training did. Where the run did not complete, the tasks that were finished.
+    """
+
+    result: SurgeryResult | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepresentationSurgeryReport(SurgeryReport):
+    """A run of Representation Surgery."""
+
+    method: ClassVar[MethodName] = "representation_surgery"
+
+    settings: RepresentationSurgerySettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbSurgeryReport(SurgeryReport):
+    """A run of ProbSurgery."""
+
+    method: ClassVar[MethodName] = "prob_surgery"
+
+    settings: ProbSurgerySettings
+
+
+_REPORTS: dict[str, type[RunReport]] = {
+    kind.method: kind
+    for kind in (MergeReport, FeatCalReport, RepresentationSurgeryReport, ProbSurgeryReport)
+}
 
 
 def collect_versions() -> dict[str, str]:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ..calibration.results import CalibrationResult, ModuleResult, SkippedModule
 from .drift import DriftChange
-from .run_report import RunReport, TaskData
+from .run_report import FeatCalReport, RunReport, SurgeryReport, TaskData
 from .text import (
     common_prefix,
     format_bytes,
@@ -127,6 +127,23 @@ def summary_table(report: RunReport) -> Group:
     Args:
         report: The run's report, complete or not.
     """
+    parts: list[RenderableType] = []
+    if isinstance(report, FeatCalReport):
+        parts.append(_drift_table(report))
+    elif isinstance(report, SurgeryReport):
+        parts.append(_loss_table(report))
+    else:
+        parts.append(Text(f"{report.method} {report.status}", "bold"))
+    if report.labels:
+        parts.append(Text(f"note: {', '.join(report.labels)}", "yellow"))
+    if report.error:
+        parts.append(Text(f"error: {report.error}", "bold red"))
+    parts += [Text(f"warning: {warning}", "yellow") for warning in report.all_warnings]
+    parts += [Text(line) for line in _footer_lines(report)]
+    return Group(*parts)
+
+
+def _drift_table(report: FeatCalReport) -> Table:
     changes = {change.task: change for change in report.worsened}
     before = {drift.task: drift for drift in report.drift_before}
     after = {drift.task: drift for drift in report.drift_after}
@@ -157,11 +174,32 @@ def summary_table(report: RunReport) -> Group:
             worse_mean if before and after and worse_mean.is_worse else None,
         )
         table.add_row(Text("mean", "bold"), Text(), Text(), *cells)
+    return table
 
-    footer = [Text(f"error: {report.error}", "bold red")] if report.error else []
-    footer += [Text(f"warning: {warning}", "yellow") for warning in report.all_warnings]
-    footer += [Text(line) for line in _footer_lines(report)]
-    return Group(table, *footer)
+
+def _loss_table(report: SurgeryReport) -> Table:
+    """Losses on held-out inputs where there are any: the training loss always falls."""
+    data = {entry.task: entry for entry in report.data}
+    trained = {task.task: task for task in report.result.tasks} if report.result else {}
+    table = _table(f"{report.method} {report.status}: mean |difference| to the expert")
+    table.add_column("task", overflow="fold")
+    for name in ("samples", "before", "after", "held-out", "after", "change"):
+        table.add_column(name, justify="right", overflow="fold")
+    for name in dict.fromkeys([*data, *trained]):
+        task = trained.get(name)
+        losses = (
+            (task.loss_start, task.loss_end, task.heldout_start, task.heldout_end)
+            if task
+            else (None,) * 4
+        )
+        cells = [Text("-" if value is None else f"{value:.4f}") for value in losses]
+        start, end = losses[2:] if losses[2] is not None else losses[:2]
+        change = Text("-")
+        if start is not None and end is not None:
+            worse = end > start
+            change = Text(format_change(start, end) + " worse" * worse, "bold red" * worse)
+        table.add_row(Text(name), _samples(data.get(name)), *cells, change)
+    return table
 
 
 def module_table(result: CalibrationResult) -> Group:
@@ -301,10 +339,12 @@ def _module_cells(module: ModuleResult) -> list[Text]:
 
 
 def _footer_lines(report: RunReport) -> list[str]:
-    lines = [
-        f"modules: {report.modules_calibrated} calibrated, {report.modules_kept} kept after a "
-        f"failure, {report.modules_skipped} skipped by plan"
-    ]
+    lines = []
+    if isinstance(report, FeatCalReport):
+        lines.append(
+            f"modules: {report.modules_calibrated} calibrated, {report.modules_kept} kept after a "
+            f"failure, {report.modules_skipped} skipped by plan"
+        )
     costs = []
     if report.wall_seconds is not None:
         costs.append(f"{format_duration(report.wall_seconds)} elapsed")

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from featcal_fusionbench.benchmark.text.batches import collate
+from featcal_fusionbench.corrected import CorrectedT5
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,8 @@ class TextGenerationTaskPool(LightningFabricMixin, BaseTaskPool):
             task = str(key)
             if isinstance(dataset, DictConfig):
                 dataset = instantiate(dataset)
+            if isinstance(model, CorrectedT5):
+                model.set_task(task)
             found, expected = self._answers(model, dataset, tokenizer)
             metric = self._metrics.get(task, "accuracy")
             measure = exact_match if metric == "accuracy" else rank_correlation

@@ -1,0 +1,252 @@
+"""Representation Surgery and ProbSurgery as FusionBench methods, after any upstream merger."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from fusion_bench import BaseModelPool
+from rich.text import Text
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from .baselines import (
+    ProbSurgerySettings,
+    Representations,
+    RepresentationSurgerySettings,
+    SurgeryResult,
+    SurgerySettings,
+    TaskSurgery,
+    train_module,
+)
+from .baselines.modules import Correction, make_module
+from .calibration.inputs import Inputs, place_inputs
+from .completion import each_expert
+from .corrected import CorrectedModel, wrap
+from .data import TRAINING_SPLITS
+from .merging import SettingsT, WrappingMethod, setting_names
+from .preparation import Prepared, prepare
+from .recorder import ReportT, RunRecorder
+from .report import ProbSurgeryReport, RepresentationSurgeryReport
+from .upstream import MergedSource
+
+__all__ = ["ProbSurgeryAlgorithm", "RepresentationSurgeryAlgorithm", "TEST_INPUTS_LABEL"]
+
+TEST_INPUTS_LABEL = "trained on test inputs"
+
+_DTYPE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
+
+
+class _SurgeryAlgorithm(WrappingMethod[SettingsT, ReportT]):
+    """What both methods do: collect representations, train one module per task, wrap the model."""
+
+    returns_plain_model = False
+
+    settings: Any  # a SurgerySettings: the base class knows less of it
+
+    def __init__(
+        self,
+        merger: Any = None,
+        merged_model: str | None = None,
+        plan_only: bool = False,
+        output_dir: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.plan_only = plan_only
+        super().__init__(merger, merged_model, output_dir, **kwargs)
+
+    @property
+    def only_plans(self) -> bool:
+        """Whether a run only plans and returns no model."""
+        return self.plan_only
+
+    def _work(
+        self, pool: BaseModelPool, source: MergedSource, recorder: RunRecorder[ReportT]
+    ) -> nn.Module | None:
+        settings: SurgerySettings = self.settings
+        on_test = settings.train_on == "test"
+        with tempfile.TemporaryDirectory(prefix="featcal-") as scratch:
+            with recorder.clock.phase("checks"):
+                prepared = prepare(
+                    pool,
+                    settings,
+                    Path(scratch),
+                    show_progress=recorder.enabled,
+                    splits=("test",) if on_test else TRAINING_SPLITS,
+                )
+                wrapper = wrap(prepared.base_model, pool)
+                width = _width(wrapper, prepared.example)
+            recorder.update(data=prepared.data, models=prepared.identities)
+            recorder.warn(*prepared.warnings)
+            if on_test:
+                recorder.update(labels=(TEST_INPUTS_LABEL,))
+                recorder.warn(
+                    f"{self.title} is {TEST_INPUTS_LABEL}, without their labels (train_on=test, as "
+                    "in its paper): not to be compared with methods that never saw them."
+                )
+            recorder.print(Text(self._plan(prepared, width)))
+            if self.plan_only:
+                return None
+            merged = self._load_merged(source, prepared.base_model, recorder)
+            model = self._train(wrapper.around(merged), prepared, recorder)
+        self._save_processor(pool, prepared.processor)
+        return model
+
+    def _plan(self, prepared: Prepared, width: int) -> str:
+        settings: SurgerySettings = self.settings
+        inputs = sum(data.used + len(data.heldout_indices) for data in prepared.data)
+        parameters = sum(p.numel() for p in make_module(settings, width).parameters())
+        return (
+            f"{self.title} plan: {inputs:,} inputs of {len(prepared.data)} tasks once through the "
+            f"merged model and once through the task's expert; then per task a module of "
+            f"{parameters:,} parameters on representations of width {width}, "
+            f"{settings.steps_per_task:,} steps of {settings.train_batch_size} inputs."
+        )
+
+    def _train(
+        self, model: CorrectedModel, prepared: Prepared, recorder: RunRecorder[ReportT]
+    ) -> CorrectedModel:
+        settings: SurgerySettings = self.settings
+        clock, device = recorder.clock, self.fabric.device
+        dtypes = {name: value.dtype for name, value in model.model.named_parameters()}
+        model.to(device, _DTYPE[settings.forward_dtype])
+        with clock.phase("features"):
+            collected = self._collect(model, prepared, show_progress=recorder.enabled)
+        corrections: dict[str, Correction] = {}
+        results: list[TaskSurgery] = []
+        bar = tqdm(collected.items(), desc=self.title, leave=False, disable=not recorder.enabled)
+        for task, (training, heldout) in bar:
+            with clock.phase("training"):
+                module, result = train_module(
+                    task,
+                    _placed(training, device),
+                    None if heldout is None else _placed(heldout, device),
+                    settings,
+                )
+            corrections[task] = module.to("cpu")
+            results.append(result)
+            recorder.update(result=SurgeryResult(tuple(results)))
+        model.to("cpu")
+        for name, value in model.model.named_parameters():  # some models mix precisions
+            value.data = value.data.to(dtypes[name])
+        model.set_corrections(corrections, settings)
+        return model
+
+    def _collect(
+        self, merged: CorrectedModel, prepared: Prepared, *, show_progress: bool
+    ) -> dict[str, tuple[Representations, Representations | None]]:
+        """Final representations of all inputs, each input once through both models."""
+        settings: SurgerySettings = self.settings
+        complete = prepared.architecture.complete_inputs(settings)
+        device, dtype = self.fabric.device, _DTYPE[settings.forward_dtype]
+        experts = {task: checked.weights for task, checked in prepared.experts.items()}
+        total = sum(len(of.calibration) + len(of.heldout) for of in prepared.inputs.values())
+        precision = torch.autocast(
+            device.type, torch.bfloat16, enabled=settings.forward_dtype == "bfloat16"
+        )
+        collected = {}
+        with (
+            tqdm(
+                total=total, desc="Representations", leave=False, disable=not show_progress
+            ) as bar,
+            torch.no_grad(),
+            precision,
+        ):
+            for task, model in each_expert(prepared.base_model, experts, device, dtype):
+                expert = merged.around(model)
+
+                def of(
+                    batches: Iterable[Inputs],
+                    model: nn.Module = model,
+                    expert: CorrectedModel = expert,
+                ) -> Representations | None:
+                    parts = []
+                    for batch in batches:
+                        completed = batch if complete is None else complete(model, batch)
+                        placed = place_inputs(completed, model)
+                        of_expert, mask = expert.representation(placed)
+                        of_merged, _ = merged.representation(placed)
+                        parts.append((of_merged.float().cpu(), of_expert.float().cpu(), mask.cpu()))
+                        bar.update()
+                    return _joined(parts) if parts else None
+
+                inputs = prepared.inputs[task]
+                training = of(inputs.calibration)
+                assert training is not None  # n_samples ≥ 1, and no data set is empty
+                collected[task] = (training, of(inputs.heldout))
+        return collected
+
+
+def _width(wrapper: CorrectedModel, example: Inputs) -> int:
+    """Width of the representation, by a forward of the base, which also shows that it works."""
+    with torch.no_grad():
+        features, _ = wrapper.representation(place_inputs(example, wrapper.model))
+    return features.shape[-1]
+
+
+def _joined(parts: list[tuple[Tensor, Tensor, Tensor]]) -> Representations:
+    """Batches under one another, with their positions filled up to the longest."""
+    positions = max(mask.shape[1] for _, _, mask in parts)
+
+    def filled(value: Tensor) -> Tensor:
+        missing = positions - value.shape[1]
+        return torch.cat([value, value.new_zeros(value.shape[0], missing, *value.shape[2:])], 1)
+
+    merged, expert, mask = (torch.cat([filled(part[i]) for part in parts]) for i in range(3))
+    return Representations(merged, expert, mask)
+
+
+def _placed(representations: Representations, device: torch.device) -> Representations:
+    return Representations(
+        representations.merged.to(device),
+        representations.expert.to(device),
+        representations.mask.to(device),
+    )
+
+
+class RepresentationSurgeryAlgorithm(
+    _SurgeryAlgorithm[RepresentationSurgerySettings, RepresentationSurgeryReport]
+):
+    """Merges with an upstream merger and corrects the final representation (arXiv 2402.02705).
+
+    The result is the merged model with one small module per task; the task must be known when it
+    is used. See ``featcal_fusionbench.corrected`` for what it is and how it is saved and loaded.
+
+    Args:
+        merger: Configuration of any FusionBench method, nested by Hydra, or a method already made.
+        merged_model: Path or hub id of a merged checkpoint to take instead.
+        plan_only: Check everything, print what would be done, and return None.
+        output_dir: Where the report goes; by default the run's log directory.
+        **kwargs: The fields of :class:`RepresentationSurgerySettings`.
+    """
+
+    title = "Representation Surgery"
+    settings_type = RepresentationSurgerySettings
+    report_type = RepresentationSurgeryReport
+
+    _config_mapping = WrappingMethod._config_mapping | {
+        name: name for name in ("plan_only", *setting_names(RepresentationSurgerySettings))
+    }
+
+
+class ProbSurgeryAlgorithm(_SurgeryAlgorithm[ProbSurgerySettings, ProbSurgeryReport]):
+    """As :class:`RepresentationSurgeryAlgorithm`, with a correction that is a distribution.
+
+    Args:
+        merger: Configuration of any FusionBench method, nested by Hydra, or a method already made.
+        merged_model: Path or hub id of a merged checkpoint to take instead.
+        plan_only: Check everything, print what would be done, and return None.
+        output_dir: Where the report goes; by default the run's log directory.
+        **kwargs: The fields of :class:`ProbSurgerySettings`.
+    """
+
+    title = "ProbSurgery"
+    settings_type = ProbSurgerySettings
+    report_type = ProbSurgeryReport
+
+    _config_mapping = WrappingMethod._config_mapping | {
+        name: name for name in ("plan_only", *setting_names(ProbSurgerySettings))
+    }
