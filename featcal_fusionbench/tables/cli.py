@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -235,6 +234,7 @@ class _Command:
             self.experiment,
             len(tasks or self.experiment.tasks or self.pools.tasks),
             results,
+            size=self.size,
             gpu=torch.cuda.is_available(),
         )
         table = Table(title=f"{self.experiment.title} ({self.identity}) in {self.directory.path}")

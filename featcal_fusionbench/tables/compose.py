@@ -10,9 +10,10 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from hydra_plugins.featcal_searchpath import fusion_bench_configs, own_configs
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+
+from hydra_plugins.featcal_searchpath import fusion_bench_configs, own_configs
 
 from .errors import ExperimentError
 

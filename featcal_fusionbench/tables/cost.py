@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .cells import Cell
 from .experiment import Experiment
-from .results import BASE, EXPERTS, NO_CALIBRATOR, CellResult
+from .results import BASE, EXPERTS, NO_CALIBRATOR, CellResult, Size
 
 __all__ = ["MODEL", "Estimate", "Estimator"]
 
@@ -16,6 +16,7 @@ CPU_RATE = 1e11
 GPU_RATE = 2e13
 START_UP = 30.0
 OVERHEAD_BYTES = 1.5e9
+SMOKE_INPUTS = 128
 
 MODEL = (
     "≈ is no measurement but (inputs × tasks) × 2 × parameters × tokens / rate + "
@@ -52,6 +53,7 @@ class Estimator:
         experiment: The table.
         tasks: Number of tasks that are evaluated.
         results: Cells that are done, of the same size and on this machine.
+        size: Of the table.
         gpu: Whether there is one.
     """
 
@@ -61,9 +63,11 @@ class Estimator:
         tasks: int,
         results: Mapping[Cell, CellResult],
         *,
+        size: Size,
         gpu: bool,
     ) -> None:
         self._experiment = experiment
+        self._smoke = size == "smoke"
         self._tasks = tasks
         self._results = results
         self._rate = GPU_RATE if gpu else CPU_RATE
@@ -104,7 +108,10 @@ class Estimator:
             if cell.calibrator == NO_CALIBRATOR:
                 forwards = merger.forwards
                 models = merger.models or every
-        inputs = self._tasks * (forwards + cost.test_inputs)
+        evaluated = cost.test_inputs
+        if self._smoke:  # a few samples, a few steps, one batch
+            forwards, evaluated = min(forwards, SMOKE_INPUTS), min(evaluated, SMOKE_INPUTS)
+        inputs = self._tasks * (forwards + evaluated)
         seconds = inputs * 2 * cost.parameters * cost.tokens / self._rate + runs * START_UP
         return Estimate(seconds, models * cost.parameters * 4 + OVERHEAD_BYTES, measured=False)
 

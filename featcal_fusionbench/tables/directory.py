@@ -77,7 +77,8 @@ class Job:
         tasks: All tasks of the table.
         labels: What a reader must know of the result.
         command: A command line that makes the cell from nothing.
-        runs: What is run.
+        program: The command of FusionBench.
+        runs: What it is run with.
         environment: Environment variables of the runs.
         model: Where the model is to be saved; None: nowhere.
         directory: Where relative paths among the arguments start.
@@ -94,6 +95,7 @@ class Job:
     tasks: tuple[str, ...]
     labels: tuple[str, ...]
     command: str
+    program: tuple[str, ...]
     runs: tuple[Run, ...]
     environment: dict[str, str]
     model: str | None
@@ -187,9 +189,7 @@ class SweepDirectory:
                     "numbers must not be mixed. Give another --output, or what it was begun with."
                 )
         elif self.path.exists() and any(self.path.iterdir()):
-            raise SweepError(
-                f"{self.path} is not empty and holds no sweep: give another --output."
-            )
+            raise SweepError(f"{self.path} is not empty and holds no sweep: give another --output.")
 
     @contextmanager
     def claim(self, identity: Identity) -> Iterator[None]:
@@ -213,10 +213,15 @@ class SweepDirectory:
         finally:
             lock.release()
 
-    def write_job(self, plan: Plan, identity: Identity, environment: Mapping[str, str]) -> Path:
-        """Write down what is to be run for a cell, and return its directory."""
+    def write_job(
+        self,
+        plan: Plan,
+        identity: Identity,
+        program: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Write down what is to be run for a cell."""
         cell = plan.cell
-        directory = self.cell(cell)
         job = Job(
             table=identity.table,
             size=identity.size,
@@ -227,14 +232,14 @@ class SweepDirectory:
             tasks=plan.tasks,
             labels=plan.labels,
             command=plan.command,
+            program=tuple(program),
             runs=plan.runs,
             environment=dict(environment),
             model=str(self.model(cell)) if plan.saves else None,
             directory=str(Path.cwd()),
             calibrated=plan.needs is not None,
         )
-        write_json(directory / JOB_FILE, job)
-        return directory
+        write_json(self.cell(cell) / JOB_FILE, job)
 
     def statuses(self, plans: Sequence[Plan], table: str) -> dict[Cell, Status]:
         """State of every planned cell.

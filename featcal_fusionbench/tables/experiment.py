@@ -326,9 +326,25 @@ def load_experiment(name: str, config_dir: Path | None = None) -> Experiment:
     if name not in names:
         raise unknown("table", name, names)
     config = compose_config([f"+{GROUP}={name}"], config_dir)
-    content = OmegaConf.to_container(config[GROUP], resolve=True)
+    # Not resolved: overrides may hold interpolations, for FusionBench's configuration.
+    content = OmegaConf.to_container(config[GROUP], resolve=False)
     assert isinstance(content, Mapping)
     try:
-        return from_json(Experiment, {"name": name, **content}, f"the table {name}")
+        content = {"name": name, **content, "calibrators": _inherited(name, content)}
+        return from_json(Experiment, content, f"the table {name}")
     except ReportError as error:
         raise ExperimentError(f"config/{GROUP}/{name}.yaml: {error}") from error
+
+
+def _inherited(name: str, content: Mapping[Any, Any]) -> dict[str, Any]:
+    """The columns, those with ``like`` filled up from the one that they name."""
+    columns: dict[str, Any] = content.get("calibrators") or {}
+    filled = {}
+    for key, column in columns.items():
+        column = dict(column)
+        if like := column.pop("like", None):
+            if like not in columns:
+                raise unknown(f"column of config/{GROUP}/{name}.yaml, for {key},", like, columns)
+            column = columns[like] | column
+        filled[key] = column
+    return filled

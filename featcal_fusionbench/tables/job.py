@@ -107,7 +107,7 @@ def _run(sweep: Path, directory: Path, cell: str) -> bool:
             log_dir = directory / run.label
             shutil.rmtree(log_dir, ignore_errors=True)
             log_dir.mkdir(parents=True)
-            command = [*_program(), *_arguments(job, run, log_dir)]
+            command = [*job.program, *_arguments(job, run, log_dir)]
             reason = _call(command, job, device, directory, log_dir / LOG_FILE)
             if reason is None:
                 reason = _lacking(log_dir)
@@ -120,13 +120,6 @@ def _run(sweep: Path, directory: Path, cell: str) -> bool:
     seconds = (result.finished - started).total_seconds()
     print(f"{cell}: done in {seconds:.0f} s", flush=True)
     return True
-
-
-def _program() -> list[str]:
-    """FusionBench's command of this environment."""
-    beside = Path(sys.executable).with_name("fusion_bench")
-    found = str(beside) if beside.is_file() else shutil.which("fusion_bench")
-    return [found] if found else [sys.executable, "-m", "fusion_bench.scripts.cli"]
 
 
 def _arguments(job: Job, run: Run, log_dir: Path) -> list[str]:

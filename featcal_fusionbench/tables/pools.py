@@ -1,4 +1,4 @@
-"""Tasks and experts as FusionBench's composed pools name them, and overrides that choose of them."""
+"""Tasks and experts as FusionBench's composed pools name them, and overrides that choose them."""
 
 from __future__ import annotations
 

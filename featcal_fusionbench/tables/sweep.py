@@ -11,7 +11,7 @@ from .cells import Cell, Plan
 from .directory import Identity, State, Status, SweepDirectory
 from .errors import SweepError
 
-__all__ = ["run_pending", "to_run"]
+__all__ = ["program", "run_pending", "to_run"]
 
 
 def to_run(
@@ -61,15 +61,19 @@ def run_pending(
         ready = [plan for plan in batch if _ready(plan, directory, identity)]
         for plan in ready:
             environment = (environments or {}).get(plan.cell.seed, {})
-            directory.write_job(plan, identity, environment)
+            directory.write_job(plan, identity, program(), environment)
         if ready:
             _multirun([plan.cell.id for plan in ready], directory.path, launcher)
     return directory.statuses(plans, identity.table)
 
 
-def _batches(
-    pending: Sequence[Plan], statuses: Mapping[Cell, Status]
-) -> list[list[Plan]]:
+def program() -> list[str]:
+    """FusionBench's command of this environment."""
+    beside = Path(sys.executable).with_name("fusion_bench")
+    return [str(beside)] if beside.is_file() else [sys.executable, "-m", "fusion_bench.scripts.cli"]
+
+
+def _batches(pending: Sequence[Plan], statuses: Mapping[Cell, Status]) -> list[list[Plan]]:
     """By stage; before all others the first cell, if nothing has been done yet."""
     stages = sorted({plan.stage for plan in pending})
     batches = [[plan for plan in pending if plan.stage == stage] for stage in stages]

@@ -20,6 +20,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from transformers import CLIPProcessor
 
+from featcal_fusionbench.benchmark.image.corruptions import CorruptedImages
 from featcal_fusionbench.benchmark.image.glyphs import ALPHABETS
 
 SPLITS = ("train", "test")
@@ -101,13 +102,16 @@ class ImageSplit(Dataset):
         return {"image": image, "label": int(self.labels[index])}
 
 
-def load_split(task: str, split: str, directory: str | Path) -> ImageSplit:
-    """Load a split of a built benchmark; the target of the datasets in both YAML files.
+def load_split(
+    task: str, split: str, directory: str | Path, corruption: str | None = None
+) -> ImageSplit | CorruptedImages:
+    """Load a split of a built benchmark; the target of the datasets in the YAML files.
 
     Args:
         task: a key of :data:`TASKS`.
         split: ``train`` (also the calibration set, its labels unused) or ``test``.
         directory: directory of the build.
+        corruption: how its images are corrupted, a key of ``CORRUPTIONS``; None: not at all.
 
     Raises:
         FileNotFoundError: the benchmark has not been built.
@@ -121,7 +125,8 @@ def load_split(task: str, split: str, directory: str | Path) -> ImageSplit:
             "`python -m featcal_fusionbench.benchmark --build-only`"
         )
     with np.load(path, allow_pickle=False) as arrays:
-        return ImageSplit(arrays[f"{split}_images"], arrays[f"{split}_labels"])
+        images = ImageSplit(arrays[f"{split}_images"], arrays[f"{split}_labels"])
+    return images if corruption is None else CorruptedImages(images, corruption)
 
 
 def load_processor(directory: str | Path) -> CLIPProcessor:
