@@ -138,13 +138,27 @@ class Run:
 
     Attributes:
         label: Its directory below the cell's.
-        arguments: The command's arguments, without those that say where its files go.
+        flags: Flags of the command.
+        method: Overrides of the method.
+        others: All other overrides, but for those that say where its files go.
         task: The only task that it evaluates; None: all.
     """
 
     label: str
-    arguments: tuple[str, ...]
+    flags: tuple[str, ...]
+    method: tuple[str, ...]
+    others: tuple[str, ...]
     task: str | None = None
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """All overrides."""
+        return (*self.method, *self.others)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The command's arguments."""
+        return (*self.flags, *self.overrides)
 
 
 @dataclass(frozen=True)
@@ -221,7 +235,7 @@ def plan_cells(
     models: Path,
     *,
     extra: Sequence[str] = (),
-    arguments: Sequence[str] = (),
+    flags: Sequence[str] = (),
     environments: Mapping[int, Mapping[str, str]] | None = None,
 ) -> list[Plan]:
     """Plan the wanted cells and those that they need, in an order that can be followed.
@@ -233,13 +247,13 @@ def plan_cells(
         pools: The table's composed pools.
         models: Directory of saved merged models.
         extra: Overrides of all runs that the user adds.
-        arguments: Flags of all runs, such as ``--config-dir``.
+        flags: Flags of all runs, such as ``--config-dir``.
         environments: Environment variables by seed, for the printed commands.
 
     Raises:
         ExperimentError: Nothing is selected, or a task does not exist.
     """
-    planner = _Planner(experiment, size, selection, pools, models, extra, arguments, environments)
+    planner = _Planner(experiment, size, selection, pools, models, extra, flags, environments)
     wanted = [c for c in cells_of(experiment, size, selection.seeds or (0,)) if selection.has(c)]
     if not wanted:
         raise ExperimentError(
@@ -270,14 +284,14 @@ class _Planner:
         pools: Pools,
         models: Path,
         extra: Sequence[str],
-        arguments: Sequence[str],
+        flags: Sequence[str],
         environments: Mapping[int, Mapping[str, str]] | None,
     ) -> None:
         self._experiment = experiment
         self._size: Size = size
         self._pools = pools
         self._models = models
-        self._arguments = arguments
+        self._flags = tuple(flags)
         self._environments = environments or {}
         self._seeds = _Seeds(experiment, ())
         settings = experiment.sizes[size]
@@ -337,18 +351,17 @@ class _Planner:
             *self._method("method", calibrator, cell, outermost=True),
             override("method.merged_model", str(self._models / needs.id)),
         ]
-        return (Run("run", (*self._arguments, *method, *self._rest(cell, calibrator))),)
+        return (self._run(method, cell, calibrator),)
 
     def _expert_run(self, cell: Cell, task: str) -> Run:
         # every expert is evaluated on its own task only
-        overrides = (
-            *self._arguments,
-            *take_expert(self._pools.experts[task]),
+        others = (
             *self._common,
             *evaluate_only([task], self._remaining_taskpool()),
             override("seed", cell.seed),
         )
-        return Run(f"run-{task}", overrides, task)
+        method = tuple(take_expert(self._pools.experts[task]))
+        return Run(f"run-{task}", self._flags, method, others, task)
 
     def _remaining_taskpool(self) -> Mapping[str, Any]:
         """The task pool without what the table's own overrides have taken out already."""
@@ -361,12 +374,11 @@ class _Planner:
     def _standalone(self, cell: Cell) -> Run:
         """The whole chain in one command: the merger nested in its calibrators."""
         if cell.merger == BASE:
-            method = ["method=merge_only", "method@method.merger=dummy"]
-            return Run("run", (*self._arguments, *method, *self._rest(cell, None)))
+            return self._run(["method=merge_only", "method@method.merger=dummy"], cell, None)
         calibrator = self._experiment.calibrators[cell.calibrator]
         method = self._method("method", calibrator, cell, outermost=True)
         method += self._upstream("method", self._experiment.mergers[cell.merger], cell)
-        return Run("run", (*self._arguments, *method, *self._rest(cell, calibrator)))
+        return self._run(method, cell, calibrator)
 
     def _upstream(self, place: str, merger: Merger, cell: Cell) -> list[str]:
         place = f"{place}.merger"
@@ -384,14 +396,15 @@ class _Planner:
         settings = calibrator.settings_at(self._size)
         if outermost:
             settings |= dict(cell.point)
-        if calibrator.seeded and calibrator.random:
+        if calibrator.random:
             settings |= {"seed": cell.seed}
         choice = place if outermost else f"method@{place}"
         return [f"{choice}={calibrator.config}", *settings_overrides(place, settings)]
 
-    def _rest(self, cell: Cell, calibrator: Calibrator | None) -> list[str]:
+    def _run(self, method: Sequence[str], cell: Cell, calibrator: Calibrator | None) -> Run:
         overrides = calibrator.overrides if calibrator else ()
-        return [*self._common, *overrides, override("seed", cell.seed)]
+        others = (*self._common, *overrides, override("seed", cell.seed))
+        return Run("run", self._flags, tuple(method), others)
 
     def _shell(self, cell: Cell, run: Run) -> str:
         environment = self._environments.get(cell.seed, {})

@@ -14,7 +14,7 @@ from rich.table import Table
 from ..report.errors import ReportError, UnwritableDirectoryError
 from .builds import environment_of, environment_variables, make_builds
 from .cells import Cell, Plan, Selection, plan_cells
-from .compose import compose_config
+from .compose import compose_config, compose_method
 from .cost import MODEL, Estimate, Estimator
 from .directory import Identity, State, Status, SweepDirectory
 from .errors import ExperimentError, SweepError
@@ -169,7 +169,7 @@ class _Command:
             self.pools,
             self.directory.models,
             extra=self.extra,
-            arguments=["--config-dir", str(self.config_dir)] if self.config_dir else [],
+            flags=["--config-dir", str(self.config_dir)] if self.config_dir else [],
             environments=self.environments,
         )
 
@@ -183,6 +183,7 @@ class _Command:
         if waiting:
             with self.directory.claim(self.identity):
                 self._check(waiting)
+                self.directory.begin(self.identity)
                 self.console.print(f"{self._count(statuses)}; {len(waiting)} to run")
                 statuses = run_pending(
                     self.plans,
@@ -204,17 +205,21 @@ class _Command:
         require_all(found)
 
     def _sources(self, waiting: Sequence[Plan]) -> list[Found]:
-        """What all distinct configurations of the runs read; that they compose is seen as well."""
-        distinct: dict[tuple[str, ...], tuple[int, list[str]]] = {}
+        """What the runs read. That all their configurations compose is seen on the way."""
+        methods: set[tuple[str, ...]] = set()
+        others: dict[tuple[str, ...], int] = {}
         for plan in waiting:
-            for run in plan.runs:
-                overrides = _without_flags(run.arguments)
-                seed = plan.cell.seed
-                key = [text for text in overrides if not _names_seed_or_model(text)]
-                builds = [] if self.experiment.build is None else [str(seed)]
-                distinct.setdefault((*key, *builds), (seed, overrides))
+            run = plan.runs[0]  # those of the experts differ in what is left out alone
+            if run.task is None:
+                methods.add(tuple(t for t in run.method if not _names_seed_or_model(t)))
+            # each seed has a build of its own
+            build = () if self.experiment.build is None else (f"seed={plan.cell.seed}",)
+            kept = tuple(text for text in run.others if not _names_seed_or_model(text))
+            others.setdefault((*kept, *build), plan.cell.seed)
+        for method in sorted(methods):
+            compose_method(method, self.config_dir)
         sources = []
-        for seed, overrides in distinct.values():
+        for overrides, seed in others.items():
             with environment_variables(self.environments[seed]):
                 sources += sources_of(compose_config(overrides, self.config_dir))
         return check_sources(sources)
@@ -338,13 +343,6 @@ def _why_not(status: Status) -> str:
     if status.failure is not None:
         return status.failure.reason
     return "what it starts from failed" if status.state is State.BLOCKED else ""
-
-
-def _without_flags(arguments: Sequence[str]) -> list[str]:
-    """Overrides among a command's arguments; of flags there is ``--config-dir`` alone."""
-    if arguments[:1] == ("--config-dir",):
-        arguments = arguments[2:]
-    return list(arguments)
 
 
 def _names_seed_or_model(text: str) -> bool:

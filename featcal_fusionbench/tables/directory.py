@@ -36,6 +36,8 @@ from .results import CELL_FILE, CellResult, Size
 
 __all__ = ["Failure", "Identity", "Job", "State", "Status", "SweepDirectory"]
 
+IDENTITY_FILE = "sweep.json"
+LOCK_FILE = "sweep.lock"
 JOB_FILE = "job.json"
 FAILURE_FILE = "failure.json"
 LOG_FILE = "log.txt"
@@ -177,7 +179,7 @@ class SweepDirectory:
         Raises:
             SweepError: It holds another sweep, or files that are none of a sweep's.
         """
-        path = self.path / "sweep.json"
+        path = self.path / IDENTITY_FILE
         if path.is_file():
             try:
                 found = from_json(Identity, read_json(path), str(path))
@@ -188,7 +190,7 @@ class SweepDirectory:
                     f"{self.path} holds another sweep ({found}), not this one ({identity}): their "
                     "numbers must not be mixed. Give another --output, or what it was begun with."
                 )
-        elif self.path.exists() and any(self.path.iterdir()):
+        elif self.path.exists() and any(p.name != LOCK_FILE for p in self.path.iterdir()):
             raise SweepError(f"{self.path} is not empty and holds no sweep: give another --output.")
 
     @contextmanager
@@ -200,7 +202,7 @@ class SweepDirectory:
         """
         self.check(identity)
         require_writable(self.path, "--output")
-        lock = FileLock(self.path / "sweep.lock")
+        lock = FileLock(self.path / LOCK_FILE)
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -208,10 +210,13 @@ class SweepDirectory:
                 f"another sweep is at work in {self.path}: wait for it, or give another --output."
             ) from None
         try:
-            write_json(self.path / "sweep.json", identity)
             yield
         finally:
             lock.release()
+
+    def begin(self, identity: Identity) -> None:
+        """Write down whose the directory is, once nothing speaks against running cells."""
+        write_json(self.path / IDENTITY_FILE, identity)
 
     def write_job(
         self,

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from omegaconf import OmegaConf
-
 from ..report.codec import from_json
 from ..report.errors import ReportError
-from .compose import compose_config, config_roots
+from .compose import compose_group, config_roots, plain
 from .errors import ExperimentError, unknown
 from .layout import PublishedValue, PublishedValues
 from .published import Tree
@@ -44,7 +42,7 @@ class _Method:
         settings: What is set in it, by name.
         smoke: Further settings at the smoke size.
         source: Where a setting comes from, by name; ``recipe`` for all that is left as it is.
-        random: Whether the result depends on the seed.
+        random: Whether the result depends on the seed, which a column takes as ``method.seed``.
         labels: What a reader must know of its results.
         forwards: Cost, for estimates: how many inputs a task it pushes through the model once,
             or work of that size.
@@ -93,11 +91,9 @@ class Calibrator(_Method):
 
     Attributes:
         overrides: Overrides outside the method, such as other calibration data.
-        seeded: Whether the method takes a seed, as ``method.seed``.
     """
 
     overrides: tuple[str, ...] = ()
-    seeded: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,10 +321,8 @@ def load_experiment(name: str, config_dir: Path | None = None) -> Experiment:
     names = table_names(config_dir)
     if name not in names:
         raise unknown("table", name, names)
-    config = compose_config([f"+{GROUP}={name}"], config_dir)
     # Not resolved: overrides may hold interpolations, for FusionBench's configuration.
-    content = OmegaConf.to_container(config[GROUP], resolve=False)
-    assert isinstance(content, Mapping)
+    content = plain(compose_group(GROUP, name, config_dir), resolve=False)
     try:
         content = {"name": name, **content, "calibrators": _inherited(name, content)}
         return from_json(Experiment, content, f"the table {name}")

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import hydra
 import psutil
@@ -134,7 +133,7 @@ def _call(
     command: list[str], job: Job, device: Mapping[str, str], directory: Path, log: Path
 ) -> str | None:
     """Run a command, its output to a file; why it failed, or None."""
-    environment = os.environ | job.environment | device
+    environment = {**os.environ, **job.environment, **device}
     with open(log, "wb") as file:
         file.write(f"$ {shlex.join(command)}\n".encode())
         file.flush()
@@ -220,7 +219,7 @@ def _result(job: Job, directory: Path, started: datetime) -> CellResult:
     )
 
 
-def _scores(path: Path) -> Iterator[Any] | Mapping[str, tuple[Metric, float]]:
+def _scores(path: Path) -> dict[str, tuple[Metric, float]]:
     """Metric and score by task of a task pool's report; NaN where there is none."""
     content = json.loads(path.read_text())  # FusionBench's own file: NaN may stand in it
     found: dict[str, tuple[Metric, float]] = {}

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from .compose import override
+from .compose import override, plain
 from .errors import ExperimentError, unknown
 
 __all__ = ["Pools", "evaluate_only", "take_expert"]
@@ -66,9 +66,8 @@ class Pools:
         """
         # Not resolved: what the pools name may depend on the machine, the tasks do not.
         modelpool, taskpool = (
-            OmegaConf.to_container(config[key], resolve=False) for key in ("modelpool", "taskpool")
+            plain(config[key], resolve=False) for key in ("modelpool", "taskpool")
         )
-        assert isinstance(modelpool, dict) and isinstance(taskpool, dict)
         if "test_datasets" in taskpool:
             tasks = tuple(taskpool["test_datasets"])
         elif "tasks" in taskpool:

@@ -13,8 +13,9 @@ import datasets.config
 from datasets.naming import camelcase_to_snakecase
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import RepositoryNotFoundError
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from .compose import plain
 from .errors import SweepError
 
 __all__ = ["Found", "Kind", "Place", "Source", "check_sources", "require_all", "sources_of"]
@@ -103,9 +104,7 @@ def sources_of(config: DictConfig) -> list[Source]:
     """Everything that a composed configuration's pools read by a path or hub id."""
     found: list[Source] = []
     for group in ("modelpool", "taskpool"):
-        content = OmegaConf.to_container(config[group], resolve=True)
-        assert isinstance(content, dict)
-        found += _pool_sources(group, content)
+        found += _pool_sources(group, plain(config[group], resolve=True))
     return found
 
 
@@ -279,9 +278,8 @@ class _Hub:
 
     def _ask(self, kind: str, repository: str) -> tuple[int | None, str]:
         try:
-            info = self._api.repo_info(
-                repository, repo_type=kind, timeout=HUB_TIMEOUT, files_metadata=True
-            )
+            ask = self._api.dataset_info if kind == "dataset" else self._api.model_info
+            info = ask(repository, timeout=HUB_TIMEOUT, files_metadata=True)
         except RepositoryNotFoundError:
             return None, "the hub has no such repository, or none for you (`hf auth login`)"
         except Exception as error:  # of several HTTP libraries, by the hub library's release

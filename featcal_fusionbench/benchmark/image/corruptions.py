@@ -1,8 +1,8 @@
 """Corruptions of images, by the names that FusionBench's robustness configs have.
 
 The kinds follow "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations"
-(Hendrycks and Dietterich, ICLR 2019) at about its middle severity. Its images have 224 pixels a side;
-lengths are scaled to the image's side here.
+(Hendrycks and Dietterich, ICLR 2019) at about its middle severity. Its images have 224 pixels a
+side; lengths are scaled to the image's side here.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import io
 import math
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFilter
 from torch.utils.data import Dataset
 
-__all__ = ["CORRUPTIONS", "CorruptedImages", "corrupt"]
+from featcal_fusionbench.benchmark.image.tasks import ImageSplit, load_split
+
+__all__ = ["CORRUPTIONS", "CorruptedImages", "corrupt", "load_corrupted_split"]
 
 _REFERENCE_SIDE = 224
 
@@ -138,6 +141,21 @@ class CorruptedImages(Dataset):
         item = self._dataset[index]
         seed = zlib.crc32(f"{self._corruption}/{index}".encode())
         return {**item, "image": corrupt(item["image"], self._corruption, seed)}
+
+
+def load_corrupted_split(
+    task: str, split: str, directory: str | Path, corruption: str | None = None
+) -> ImageSplit | CorruptedImages:
+    """Load a split of a built benchmark, corrupted; the target of data sets in a YAML file.
+
+    Args:
+        task: as ``load_split`` has it.
+        split: as ``load_split`` has it.
+        directory: directory of the build.
+        corruption: a key of ``CORRUPTIONS``; None leaves the images as they are.
+    """
+    images = load_split(task, split, directory)
+    return images if corruption is None else CorruptedImages(images, corruption)
 
 
 def _require(corruption: str) -> None:

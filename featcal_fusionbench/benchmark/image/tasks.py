@@ -20,7 +20,6 @@ from PIL import Image
 from torch.utils.data import Dataset
 from transformers import CLIPProcessor
 
-from featcal_fusionbench.benchmark.image.corruptions import CorruptedImages
 from featcal_fusionbench.benchmark.image.glyphs import ALPHABETS
 
 SPLITS = ("train", "test")
@@ -102,16 +101,13 @@ class ImageSplit(Dataset):
         return {"image": image, "label": int(self.labels[index])}
 
 
-def load_split(
-    task: str, split: str, directory: str | Path, corruption: str | None = None
-) -> ImageSplit | CorruptedImages:
-    """Load a split of a built benchmark; the target of the datasets in the YAML files.
+def load_split(task: str, split: str, directory: str | Path) -> ImageSplit:
+    """Load a split of a built benchmark; the target of the datasets in both YAML files.
 
     Args:
         task: a key of :data:`TASKS`.
         split: ``train`` (also the calibration set, its labels unused) or ``test``.
         directory: directory of the build.
-        corruption: how its images are corrupted, a key of ``CORRUPTIONS``; None: not at all.
 
     Raises:
         FileNotFoundError: the benchmark has not been built.
@@ -125,8 +121,7 @@ def load_split(
             "`python -m featcal_fusionbench.benchmark --build-only`"
         )
     with np.load(path, allow_pickle=False) as arrays:
-        images = ImageSplit(arrays[f"{split}_images"], arrays[f"{split}_labels"])
-    return images if corruption is None else CorruptedImages(images, corruption)
+        return ImageSplit(arrays[f"{split}_images"], arrays[f"{split}_labels"])
 
 
 def load_processor(directory: str | Path) -> CLIPProcessor:
