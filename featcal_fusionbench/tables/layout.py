@@ -11,6 +11,8 @@ from .results import BASE, EXPERTS, NO_CALIBRATOR
 
 __all__ = ["ExpectedCell", "PublishedValue", "PublishedValues", "TableLayout"]
 
+_REFERENCE_TITLES = {BASE: "base", EXPERTS: "experts"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedValue:
@@ -87,6 +89,7 @@ class TableLayout:
         tasks: All tasks in order; equals ``CellResult.tasks``.
         rows: Titles of the mergers by key, in order. The base and the experts come first anyway.
         columns: Titles of the calibrators by key, in order.
+        curves: Titles of swept settings by name, where the name is not title enough.
         expected: The cells that were to be run, with those of the base and the experts. The ones
             without a result show as "–" and are listed.
         published: Published values to stand beside; None: none.
@@ -99,6 +102,7 @@ class TableLayout:
     tasks: tuple[str, ...]
     rows: Mapping[str, str]
     columns: Mapping[str, str]
+    curves: Mapping[str, str] = field(default_factory=dict)
     expected: tuple[ExpectedCell, ...] = ()
     published: PublishedValues | None = None
     command: str = ""
@@ -109,3 +113,15 @@ class TableLayout:
             raise ValueError(f"{', '.join(reserved)} is no merger: every table has that row.")
         if not self.tasks:
             raise ValueError(f"The table {self.name} has no tasks.")
+
+    def row_title(self, merger: str) -> str:
+        """Title of a row, the reference rows among them."""
+        return _REFERENCE_TITLES.get(merger) or self.rows[merger]
+
+    def column_title(self, calibrator: str) -> str:
+        """Title of a column; that of no calibrator need not be listed."""
+        return self.columns.get(calibrator, "none")
+
+    def curve_title(self, name: str) -> str:
+        """Title of a swept setting."""
+        return self.curves.get(name, name)

@@ -58,7 +58,8 @@ class PublishedRow:
     Attributes:
         tree: Whose checkpoints it was measured on.
         backbone: The model.
-        task_set: The tasks that the average runs over.
+        task_set: Key of the set of tasks.
+        tasks: The tasks of the set, which the average runs over.
         label: What tells it from the others of the same tree, backbone and set of tasks.
         source: Where it was read.
         scores: By task, 0 to 1; empty where only the average was published.
@@ -69,6 +70,7 @@ class PublishedRow:
     tree: Tree
     backbone: str
     task_set: str
+    tasks: tuple[str, ...]
     label: str
     source: str
     scores: Mapping[str, float] = field(default_factory=dict)
@@ -150,13 +152,12 @@ def _unknown(what: str, name: str, known: Iterable[str], where: str) -> Publishe
 def _load() -> Mapping[Tree, Mapping[str, Mapping[str, Mapping[str, PublishedRow]]]]:
     with as_file(files("featcal_fusionbench.tables") / _DATA) as path:
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
-    sources = content["sources"]
     return MappingProxyType(
         {
             tree: {
                 backbone: {
                     task_set: {
-                        label: _row(sources, entry, (tree, backbone, task_set, label))
+                        label: _row(content, entry, (tree, backbone, task_set, label))
                         for label, entry in entries.items()
                     }
                     for task_set, entries in task_sets.items()
@@ -169,7 +170,7 @@ def _load() -> Mapping[Tree, Mapping[str, Mapping[str, Mapping[str, PublishedRow
 
 
 def _row(
-    sources: Mapping[str, str], entry: Mapping[str, Any], key: tuple[Tree, str, str, str]
+    content: Mapping[str, Any], entry: Mapping[str, Any], key: tuple[Tree, str, str, str]
 ) -> PublishedRow:
     tree, backbone, task_set, label = key
     average = entry.get("average")
@@ -177,8 +178,9 @@ def _row(
         tree=tree,
         backbone=backbone,
         task_set=task_set,
+        tasks=tuple(content["task_sets"][task_set]),
         label=label,
-        source=sources[entry["source"]],
+        source=content["sources"][entry["source"]],
         scores=MappingProxyType(
             {task: _fraction(value) for task, value in entry.get("scores", {}).items()}
         ),
