@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,22 +15,35 @@ from rich.table import Table
 from ..report.errors import ReportError, UnwritableDirectoryError
 from .builds import environment_of, environment_variables, make_builds
 from .cells import Cell, Plan, Selection, plan_cells
+from .checks import TableError
 from .compose import compose_config, compose_method
 from .cost import MODEL, Estimate, Estimator
 from .directory import Identity, State, Status, SweepDirectory
 from .errors import ExperimentError, SweepError
-from .experiment import Experiment, load_experiment, table_names
+from .experiment import load_experiment, table_names
 from .launchers import LAUNCHERS, require_launcher
-from .layout import ExpectedCell, TableLayout
+from .outcome import write_outcome
 from .pools import Pools
 from .preflight import Found, Place, check_sources, require_all, sources_of
-from .results import BASE, EXPERTS, Size
+from .published import MixedTreesError, PublishedNumberError
+from .results import Size
 from .sweep import run_pending, to_run
+from .terminal import terminal
 
-__all__ = ["layout_of", "main"]
+__all__ = ["main"]
 
 PROGRAM = "featcal-table"
 WIDTH = 130
+
+_REFUSALS = (
+    ExperimentError,
+    MixedTreesError,
+    PublishedNumberError,
+    ReportError,
+    SweepError,
+    TableError,
+    UnwritableDirectoryError,
+)
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -97,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _list(options, console)
             return 0
         return _Command(options, console).run()
-    except (ExperimentError, SweepError, ReportError, UnwritableDirectoryError) as error:
+    except _REFUSALS as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -162,10 +176,15 @@ class _Command:
             ),
             self.experiment.expert,
         )
-        self.plans = plan_cells(
+        if (published := self.experiment.published_values) is not None:
+            published.resolve()  # wrong labels are found now, not after the last cell
+        self.plans = self._plan(self.selection)
+
+    def _plan(self, selection: Selection) -> list[Plan]:
+        return plan_cells(
             self.experiment,
             self.size,
-            self.selection,
+            selection,
             self.pools,
             self.directory.models,
             extra=self.extra,
@@ -194,6 +213,7 @@ class _Command:
                     retry_failed=self.options.retry_failed,
                 )
         self._show_end(statuses)
+        self._write(statuses)
         return 0 if all(status.state is State.DONE for status in statuses.values()) else 1
 
     def _check(self, waiting: Sequence[Plan]) -> None:
@@ -300,49 +320,32 @@ class _Command:
         if any(status.state is State.FAILED for status in statuses.values()):
             self.console.print("--retry-failed runs them again")
 
-
-def layout_of(
-    experiment: Experiment, pools: Pools, statuses: Mapping[Cell, Status], command: str
-) -> TableLayout:
-    """What the table must know of its experiment.
-
-    Args:
-        experiment: The table.
-        pools: Its pools.
-        statuses: State of its cells.
-        command: The command that makes it.
-    """
-    expected = [
-        ExpectedCell(
-            merger=cell.merger,
-            calibrator=cell.calibrator,
-            seed=cell.seed,
-            point=dict(cell.point),
-            failure=_why_not(status),
+    def _write(self, statuses: Mapping[Cell, Status]) -> None:
+        """The table of what is wanted now and of what else is done, from earlier sweeps."""
+        everything = replace(self.selection, mergers=None, calibrators=None)
+        others = self.directory.statuses(self._plan(everything), self.experiment.name)
+        shown = {
+            cell: status
+            for cell, status in (others | dict(statuses)).items()
+            if cell in statuses or status.state is State.DONE
+        }
+        written = write_outcome(
+            self.experiment, self.pools, shown, self.directory, self._table_command()
         )
-        for cell, status in statuses.items()
-    ]
-    shown = [cell for cell in statuses if cell.merger not in (BASE, EXPERTS)]
-    rows, columns = {cell.merger for cell in shown}, {cell.calibrator for cell in shown}
-    return TableLayout(
-        name=experiment.name,
-        title=experiment.title,
-        tasks=tuple(t for t in pools.tasks if experiment.tasks is None or t in experiment.tasks),
-        rows={r: experiment.mergers[r].title for r in experiment.rows_shown if r in rows},
-        columns={
-            c: experiment.calibrators[c].title for c in experiment.columns_shown if c in columns
-        },
-        expected=tuple(expected),
-        published=experiment.published_values,
-        command=command,
-        notes=(*experiment.notes, *experiment.sources),
-    )
+        if written is not None:
+            self.console.print(terminal(written.document))
+            self.console.print(f"written: {', '.join(path.name for path in written.files)}")
 
-
-def _why_not(status: Status) -> str:
-    if status.failure is not None:
-        return status.failure.reason
-    return "what it starts from failed" if status.state is State.BLOCKED else ""
+    def _table_command(self) -> str:
+        options = self.options
+        command = [PROGRAM, self.experiment.name, "--size", self.size]
+        for flag, value in (
+            ("--seeds", options.seeds),
+            ("--tasks", options.tasks),
+            ("--config-dir", options.config_dir),
+        ):
+            command += [] if value is None else [flag, str(value)]
+        return shlex.join([*command, *self.extra])
 
 
 def _names_seed_or_model(text: str) -> bool:
