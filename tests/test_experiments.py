@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from featcal_fusionbench.command_line import override
 from featcal_fusionbench.tables.cells import Cell, Plan, Selection, cells_of, plan_cells
-from featcal_fusionbench.tables.compose import compose_config, compose_method, override, plain
+from featcal_fusionbench.tables.compose import compose_config, compose_method, plain
 from featcal_fusionbench.tables.errors import ExperimentError
 from featcal_fusionbench.tables.experiment import (
     Calibrator,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 from .errors import SweepError
 
-__all__ = ["environment_of", "environment_variables", "make_builds"]
+__all__ = ["environment_of", "make_builds"]
 
 
 def environment_of(benchmark: str | None, seed: int) -> dict[str, str]:
@@ -36,18 +34,3 @@ def make_builds(benchmark: str, seeds: Sequence[int]) -> None:
             f"the {benchmark} benchmark could not be built; its message stands above. "
             f"`python -m {module} {benchmark} --build-only` tries again."
         )
-
-
-@contextmanager
-def environment_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a while."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .compose import override, settings_overrides
+from ..command_line import (
+    BASE_METHOD,
+    evaluate_only,
+    override,
+    settings_overrides,
+    take_expert,
+)
 from .errors import ExperimentError, unknown
 from .experiment import REFERENCE_ROWS, Calibrator, Experiment, Merger
-from .pools import Pools, evaluate_only, take_expert
+from .pools import Pools
 from .results import BASE, EXPERTS, NO_CALIBRATOR, TRAINED_ON_TEST_INPUTS, Size
 
 __all__ = ["Cell", "Plan", "Run", "Selection", "cells_of", "plan_cells"]
@@ -360,7 +366,7 @@ class _Planner:
             *evaluate_only([task], self._remaining_taskpool()),
             override("seed", cell.seed),
         )
-        method = tuple(take_expert(self._pools.experts[task]))
+        method = take_expert(self._pools.experts[task])
         return Run(f"run-{task}", self._flags, method, others, task)
 
     def _remaining_taskpool(self) -> Mapping[str, Any]:
@@ -374,7 +380,7 @@ class _Planner:
     def _standalone(self, cell: Cell) -> Run:
         """The whole chain in one command: the merger nested in its calibrators."""
         if cell.merger == BASE:
-            return self._run(["method=merge_only", "method@method.merger=dummy"], cell, None)
+            return self._run(BASE_METHOD, cell, None)
         calibrator = self._experiment.calibrators[cell.calibrator]
         method = self._method("method", calibrator, cell, outermost=True)
         method += self._upstream("method", self._experiment.mergers[cell.merger], cell)

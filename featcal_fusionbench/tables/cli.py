@@ -12,8 +12,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from ..command_line import environment_variables
 from ..report.errors import ReportError, UnwritableDirectoryError
-from .builds import environment_of, environment_variables, make_builds
+from .builds import environment_of, make_builds
 from .cells import Cell, Plan, Selection, plan_cells
 from .checks import TableError
 from .compose import compose_config, compose_method

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,15 +21,11 @@ __all__ = [
     "compose_group",
     "compose_method",
     "config_roots",
-    "override",
     "plain",
-    "settings_overrides",
 ]
 
 PRIMARY = "fabric_model_fusion"
 """Primary configuration of the ``fusion_bench`` command."""
-
-_PLAIN = re.compile(r"[\w./:@+\-]+")
 
 
 def config_roots(config_dir: Path | None = None) -> list[Path]:
@@ -107,38 +102,3 @@ def plain(node: Any, *, resolve: bool) -> dict[str, Any]:
         resolve: Whether interpolations are resolved, or left as they stand.
     """
     return cast(dict[str, Any], OmegaConf.to_container(node, resolve=resolve))
-
-
-def override(key: str, value: Any) -> str:
-    """One Hydra override, quoted as Hydra's grammar needs it.
-
-    Args:
-        key: Its key, with ``+`` or ``~`` before it where that is meant.
-        value: A scalar, a list or a mapping of such.
-    """
-    return f"{key}={_quoted(value)}"
-
-
-def settings_overrides(prefix: str, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Overrides that set what lies below a key."""
-    for name, value in settings.items():
-        yield override(f"{prefix}.{name}", value)
-
-
-def _quoted(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_quoted(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ",".join(map(_quoted, value)) + "]"
-    text = str(value)
-    if text.startswith("${") or (
-        _PLAIN.fullmatch(text) and text.lower() not in ("null", "true", "false")
-    ):
-        return text
-    return "'" + text.replace("\\'", "\\\\'").replace("'", "\\'") + "'"

@@ -27,10 +27,10 @@ from filelock import FileLock, Timeout
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig
 
+from ..command_line import override
 from ..report import ModelIdentity, RunReport, collect_versions, describe_machine
 from ..report.files import read_json, write_json
 from .cells import Run
-from .compose import override
 from .directory import (
     FAILURE_FILE,
     JOB_FILE,

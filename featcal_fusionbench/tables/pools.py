@@ -1,4 +1,4 @@
-"""Tasks and experts as FusionBench's composed pools name them, and overrides that choose them."""
+"""Tasks and experts as FusionBench's composed pools name them."""
 
 from __future__ import annotations
 
@@ -8,33 +8,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from .compose import override, plain
+from ..command_line import evaluate_only
+from .compose import plain
 from .errors import ExperimentError, unknown
 
-__all__ = ["Pools", "evaluate_only", "take_expert"]
-
-
-def evaluate_only(tasks: Collection[str], taskpool: Mapping[str, Any]) -> list[str]:
-    """Overrides that let a task pool evaluate some of its tasks.
-
-    Args:
-        tasks: The tasks to keep.
-        taskpool: The task pool's configuration: with ``test_datasets`` by task, or, as
-            FusionBench's older ones have it, with a list of ``tasks``.
-    """
-    if "test_datasets" in taskpool:
-        return [
-            f"~taskpool.test_datasets.{task}"
-            for task in taskpool["test_datasets"]
-            if task not in tasks
-        ]
-    kept = [entry for entry in taskpool["tasks"] if entry["name"] in tasks]
-    return [] if len(kept) == len(taskpool["tasks"]) else [override("taskpool.tasks", kept)]
-
-
-def take_expert(expert: str) -> list[str]:
-    """Overrides by which ``merge_only`` returns an expert of the pool, however it is loaded."""
-    return ["method=merge_only", f"+modelpool.models._merged_=${{modelpool.models.{expert}}}"]
+__all__ = ["Pools"]
 
 
 @dataclass(frozen=True)
