@@ -17,6 +17,7 @@ import pytest
 from filelock import FileLock
 from pico import Pico
 
+from featcal_fusionbench.tables import cli
 from featcal_fusionbench.tables import sweep as sweep_module
 from featcal_fusionbench.tables.cli import main
 from featcal_fusionbench.tables.errors import SweepError
@@ -71,6 +72,8 @@ def conf(pico: Pico, in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def table(conf: None, in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments that run that table, each run one of the stand-in."""
     monkeypatch.setattr(sweep_module, "program", lambda: FAKE)
+    # text and figures of made-up scores would take most of the time
+    monkeypatch.setattr(cli, "write_outcome", lambda *_: None)
     monkeypatch.setenv("FAKE_LOG", str(in_tmp_path / "fake.log"))
     return ARGUMENTS
 
@@ -413,6 +416,9 @@ def test_parallel_cells_get_a_gpu_each(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_row_through_the_real_command(conf: None, pico: Pico) -> None:
     """Merge and save, calibrate what was saved; the printed command gives the same scores."""
     assert main([*ARGUMENTS, "--only", "merger=task_arithmetic,calibrator=featcal"]) == 0
+    text = Path("out/table.md").read_text()
+    assert "Task Arithmetic" in text and "FeatCal" in text
+    assert {"table.tex", "table.csv", "table.png"} <= {path.name for path in Path("out").iterdir()}
     merged, calibrated = collect("out", "pico")
     if merged.calibrator == "featcal":
         merged, calibrated = calibrated, merged
