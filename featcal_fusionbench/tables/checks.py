@@ -153,14 +153,13 @@ def _unlike_models(cells: Sequence[CellResult]) -> list[str]:
         )
 
     lines = []
-    unlike = [str(name) for name, hashes in _by(cells, common).items() if len(hashes) > 1]
-    if unlike:
-        seeds = {
-            (cell.seed, name): {sha for other, sha in common(cell) if other == name}
-            for cell in cells
-            for name in unlike
-        }
-        within = [name for (_, name), hashes in seeds.items() if len(hashes) > 1]
+    if unlike := [str(name) for name, hashes in _by(cells, common).items() if len(hashes) > 1]:
+        seeds = {cell.seed for cell in cells}
+        within = any(
+            len(hashes) > 1
+            for seed in seeds
+            for hashes in _by([cell for cell in cells if cell.seed == seed], common).values()
+        )
         lines.append(
             f"The weights of {_list(unlike)} are not the same in all cells: differences between "
             f"{'cells' if within else 'seeds'} are also differences between these models."
