@@ -30,7 +30,7 @@ from featcal_fusionbench.tables.published import (
 from featcal_fusionbench.tables.results import CellResult
 from featcal_fusionbench.tables.terminal import terminal
 from featcal_fusionbench.tables.tidy import tidy_csv
-from featcal_fusionbench.tables.wording import percent
+from featcal_fusionbench.tables.wording import number_text, percent
 from featcal_fusionbench.tables.write import make_document, write_tables
 
 TA8 = look_up(Tree.FUSIONBENCH, "clip-vit-base-patch32", "TA8", "Pre-trained").tasks
@@ -214,7 +214,7 @@ def test_what_one_needs_to_have_it_again() -> None:
     assert "base: hub/base (sha256 0123456789ab)" in notes["Checkpoints"]
     assert "sun397: hub/sun397 (sha256 fedcba987654)" in notes["Checkpoints"]
     assert notes["Made"][0] == "2026-11-29 to 2026-11-30"
-    assert "AMD EPYC, 2 cores, 24.0 GiB" in notes["Made"][1]
+    assert "AMD EPYC, 2 cores, 1 threads of torch, 24.0 GiB" in notes["Made"][1]
     assert "torch 2.13.0" in notes["Made"][2]
     assert notes["Remarks"] == ("α: the paper's",)
 
@@ -256,6 +256,29 @@ def test_a_curve_has_a_grid_of_its_own() -> None:
     (grid,) = [grid for grid in document.grids if grid.name == "overview-n_samples"]
     assert grid.title == "Averages, share of the gap closed, cost by inputs"
     assert [row[2].text for row in grid.rows] == ["2", "16"]
+
+
+def test_the_best_stands_out_among_averages_over_the_same_tasks() -> None:
+    cells = [cell("ta", scores={"a": 0.5}), cell("ta", "featcal", {"a": 0.6})]
+    (matrix,) = [g for g in make_document(cells, layout()).grids if g.name == "averages"]
+    assert [entry.bold for entry in matrix.rows[0]] == [False, False, True]
+    # as printed: what cannot be told apart is equally good
+    cells = [cell("ta", scores={"a": 0.5}), cell("ta", "featcal", {"a": 0.5001})]
+    (matrix,) = [g for g in make_document(cells, layout()).grids if g.name == "averages"]
+    assert [entry.bold for entry in matrix.rows[0]] == [False, True, True]
+
+
+def test_a_smoke_run_says_so_in_every_title() -> None:
+    document = make_document([replace(c, size="smoke") for c in whole()], whole_layout())
+    assert document.title == "A table (smoke size)"
+    assert "published" not in {grid.name for grid in document.grids}
+
+
+def test_swept_values_keep_their_digits() -> None:
+    assert number_text(1e-5) == "1e-05"
+    assert number_text(256) == "256"
+    assert number_text(0.123456789) == "0.123456789"
+    assert number_text("blur") == "blur"
 
 
 @pytest.mark.parametrize(

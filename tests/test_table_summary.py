@@ -454,6 +454,13 @@ def test_what_makes_numbers_doubtful_is_said(change: dict[str, Any], message: st
     assert message in line
 
 
+def test_machines_of_one_kind_are_one() -> None:
+    *cells, last = whole()
+    assert (
+        _warn([*cells, replace(last, machine=replace(MACHINE, memory_bytes=(24 << 30) + 9))]) == []
+    )
+
+
 def test_machines_matter_only_where_there_are_costs() -> None:
     *cells, last = whole()
     assert _warn([*cells, replace(last, machine=replace(MACHINE, cores=64), seconds=None)]) == []
