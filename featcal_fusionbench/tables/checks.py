@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from .layout import TableLayout
 from .results import EXPERTS, NO_CALIBRATOR, CellResult
 from .summary import CellSummary
+from .wording import machine_text
 
 __all__ = ["TableError", "place", "require_one_table", "warnings"]
 
 _MOST_NAMED = 6
+_Name = TypeVar("_Name", bound=Hashable)
 
 
 class TableError(ValueError):
@@ -48,7 +51,7 @@ def require_one_table(cells: Sequence[CellResult], layout: TableLayout) -> None:
     for task, metrics in _by(cells, lambda cell: cell.metrics.items()).items():
         if len(metrics) > 1:
             problems.append(
-                f"{task} is measured by {' and by '.join(sorted(map(str, metrics)))}: run the "
+                f"{task} is measured by {' and by '.join(sorted(metrics))}: run the "
                 f"cells of one of them again."
             )
     counts = Counter(cell.key for cell in cells)
@@ -85,7 +88,7 @@ def warnings(
     for package, versions in _by(shown, lambda cell: cell.versions.items()).items():
         if len(versions) > 1:
             lines.append(f"Cells were run with several versions of {package}: {_list(versions)}.")
-    machines = {cell.machine for cell in shown if cell.machine and cell.seconds is not None}
+    machines = {machine_text(c.machine) for c in shown if c.machine and c.seconds is not None}
     if len(machines) > 1:
         lines.append(
             f"Cells were run on {len(machines)} machines: seconds and memory of different cells "
@@ -96,7 +99,8 @@ def warnings(
 
 def _undefined(cells: Sequence[CellResult]) -> list[str]:
     return [
-        f"{cell.title}: the score of {task} is undefined (all answers alike); left out of averages."
+        f"{cell.title}: the score of {task} is undefined, as ρ of constant answers is; averages "
+        f"leave it out."
         for cell in cells
         for task, score in cell.scores.items()
         if math.isnan(score)
@@ -153,21 +157,20 @@ def _unlike_models(cells: Sequence[CellResult]) -> list[str]:
         )
 
     lines = []
-    unlike = [str(name) for name, hashes in _by(cells, common).items() if len(hashes) > 1]
-    if unlike:
-        seeds = {
-            (cell.seed, name): {sha for other, sha in common(cell) if other == name}
-            for cell in cells
-            for name in unlike
-        }
-        within = [name for (_, name), hashes in seeds.items() if len(hashes) > 1]
+    if unlike := [name for name, hashes in _by(cells, common).items() if len(hashes) > 1]:
+        seeds = {cell.seed for cell in cells}
+        within = any(
+            len(hashes) > 1
+            for seed in seeds
+            for hashes in _by([cell for cell in cells if cell.seed == seed], common).values()
+        )
         lines.append(
             f"The weights of {_list(unlike)} are not the same in all cells: differences between "
             f"{'cells' if within else 'seeds'} are also differences between these models."
         )
     for key, hashes in _by(cells, merged).items():
         if len(hashes) > 1:
-            merger, seed = key  # type: ignore[misc]
+            merger, seed = key
             lines.append(
                 f"The calibrators of {merger}, seed {seed}, were given {len(hashes)} different "
                 f"merged models: its row compares unlike things."
@@ -183,11 +186,10 @@ def place(summary: CellSummary) -> str:
 
 
 def _by(
-    cells: Sequence[CellResult],
-    pairs: Callable[[CellResult], Iterable[tuple[Hashable, Hashable]]],
-) -> Mapping[Hashable, set[Hashable]]:
+    cells: Sequence[CellResult], pairs: Callable[[CellResult], Iterable[tuple[_Name, str]]]
+) -> Mapping[_Name, set[str]]:
     """All values of each name over the cells."""
-    values: dict[Hashable, set[Hashable]] = {}
+    values: dict[_Name, set[str]] = {}
     for cell in cells:
         for name, value in pairs(cell):
             values.setdefault(name, set()).add(value)

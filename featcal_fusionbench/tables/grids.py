@@ -349,9 +349,9 @@ def _beside(published: float | None, difference: float | None) -> Cell:
 
 
 def _best(own: Sequence[CellSummary | None]) -> set[int]:
-    """Where the highest averages as printed stand; nowhere unless there are several, all whole."""
+    """Where the highest averages as printed stand, if there are several over the same tasks."""
     averages = {at: s.average for at, s in enumerate(own) if s is not None and s.average}
-    if len(averages) < 2 or any(average.partial for average in averages.values()):
+    if len(averages) < 2 or len({average.tasks for average in averages.values()}) > 1:
         return set()
     printed = {at: round(100 * average.mean, 1) for at, average in averages.items()}
     return {at for at, value in printed.items() if value == max(printed.values())}

@@ -34,10 +34,15 @@ _CHARACTERS = {
     "§": r"\S{}",
     "¶": r"\P{}",
     "‖": r"$\|$",
+    "·": r"$\cdot$",
+    "≈": r"$\approx$",
     "α": r"$\alpha$",
     "ε": r"$\varepsilon$",
     "λ": r"$\lambda$",
+    "μ": r"$\mu$",
     "ρ": r"$\rho$",
+    "σ": r"$\sigma$",
+    "ω": r"$\omega$",
     "→": r"$\rightarrow$",
     "≤": r"$\leq$",
     "≥": r"$\geq$",
@@ -59,7 +64,9 @@ def latex(document: Document) -> str:
     printed = [note for note in document.notes if note.kind != "record"]
     if printed:
         lines = [_note(note) for note in printed]
-        parts.append("\n\n".join([r"\begingroup\footnotesize", *lines, r"\par\endgroup"]))
+        parts.append(
+            "\n\n".join([r"\begingroup\footnotesize\raggedright", *lines, r"\par\endgroup"])
+        )
     for note in document.notes:
         if note not in printed:
             parts.append("\n".join(f"% {_one_line(line)}" for line in (note.heading, *note.lines)))

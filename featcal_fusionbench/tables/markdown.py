@@ -12,14 +12,24 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&])")
 
 
 def markdown(document: Document) -> str:
-    """Write a document in GitHub's Markdown: a section per grid and per note."""
+    """Write a document in GitHub's Markdown: a section per grid and per note.
+
+    Records, which are long, are folded.
+    """
     parts = [f"# {_escape(document.title)}"]
     for grid in document.grids:
         parts += [f"## {_escape(grid.title)}", _grid(grid)]
         if grid.caption:
             parts.append(f"*{_escape(grid.caption)}*")
     for note in document.notes:
-        parts += [f"## {_escape(note.heading)}", _note(note)]
+        if note.kind == "record":
+            parts += [
+                f"<details><summary>{_escape(note.heading)}</summary>",
+                _note(note),
+                "</details>",
+            ]
+        else:
+            parts += [f"## {_escape(note.heading)}", _note(note)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..report.text import format_bytes
 from .checks import place, warnings
 from .document import Note
 from .layout import TableLayout
 from .marks import PARTIAL, Marks
 from .results import CellResult
 from .summary import CellSummary, cell_key
-from .wording import NONE
+from .wording import NONE, machine_text
 
 __all__ = ["make_notes"]
 
@@ -90,8 +89,7 @@ def _legend(summaries: Sequence[CellSummary], marks: Marks) -> Iterable[str]:
         yield f"{PARTIAL} partial: over fewer tasks than the table has."
     for label, mark in marks.labels.items():
         yield f"{mark} {label}."
-    if any(not summary.cells or _is_partial(summary) for summary in summaries):
-        yield f"{NONE} no result."
+    yield f"{NONE} no result, or not known."
 
 
 def _is_partial(summary: CellSummary) -> bool:
@@ -123,10 +121,7 @@ def _made(cells: Sequence[CellResult]) -> Iterable[str]:
     first = min(cell.started for cell in cells).date()
     last = max(cell.finished for cell in cells).date()
     yield f"{first}" if first == last else f"{first} to {last}"
-    for machine in dict.fromkeys(cell.machine for cell in cells if cell.machine):
-        memory = f", {format_bytes(machine.memory_bytes)}" if machine.memory_bytes else ""
-        gpus = "".join(f", {gpu}" for gpu in machine.gpus)
-        yield f"{machine.cpu}, {machine.cores} cores{memory}{gpus}; {machine.system}"
+    yield from dict.fromkeys(machine_text(cell.machine) for cell in cells if cell.machine)
     versions: dict[str, dict[str, None]] = {}
     for cell in cells:
         for package, version in cell.versions.items():

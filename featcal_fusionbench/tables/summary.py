@@ -27,6 +27,7 @@ __all__ = [
     "Share",
     "Spread",
     "cell_key",
+    "in_order",
     "summarise",
 ]
 
@@ -239,7 +240,7 @@ class References:
         """The uncalibrated result of a row that a cell is to be measured against.
 
         That of the cell's own seed and point. What depends on neither was run once: then it is
-        the only one there is, if it is known to have been made of the same models.
+        the only one there is, unless hashes say that it was made of other models.
         """
         own = cell_key(merger, NO_CALIBRATOR, cell.point)
         for place in dict.fromkeys((own, CellKey(merger))):

@@ -1,7 +1,8 @@
-"""How the tables write numbers."""
+"""How the tables write numbers and machines."""
 
 from __future__ import annotations
 
+from ..report.run_report import Machine
 from ..report.text import format_bytes
 from .summary import Spread
 
@@ -9,6 +10,7 @@ __all__ = [
     "MINUS",
     "NONE",
     "bytes_text",
+    "machine_text",
     "number_text",
     "percent",
     "seconds_text",
@@ -42,5 +44,16 @@ def bytes_text(count: int | None) -> str:
 
 
 def number_text(value: float | str) -> str:
-    """A swept value as it would be typed."""
-    return value if isinstance(value, str) else f"{value:g}"
+    """A swept value as it would be typed, with all its digits."""
+    if isinstance(value, str):
+        return value
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
+def machine_text(machine: Machine) -> str:
+    """What a machine's times depend on. Equal for machines of one kind."""
+    memory = f", {format_bytes(machine.memory_bytes)}" if machine.memory_bytes else ""
+    gpus = "".join(f", {gpu}" for gpu in machine.gpus)
+    cores = f"{machine.cores} cores, {machine.threads} threads of torch"
+    return f"{machine.cpu}, {cores}{memory}{gpus}; {machine.system}"

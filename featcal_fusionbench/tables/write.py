@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -54,6 +54,7 @@ def make_document(cells: Sequence[CellResult], layout: TableLayout) -> Document:
         MixedTreesError: Its published results are of two trees.
     """
     require_one_table(cells, layout)
+    layout = _with_size(cells, layout)
     return _document(cells, summarise(cells, layout), layout)
 
 
@@ -77,6 +78,7 @@ def write_tables(
         OSError: A file cannot be written.
     """
     require_one_table(cells, layout)
+    layout = _with_size(cells, layout)
     directory = Path(directory)
     summaries = summarise(cells, layout)
     document = _document(cells, summaries, layout)
@@ -94,6 +96,13 @@ def write_tables(
             files.append(directory / f"{name}{suffix}")
             write_figure(files[-1], figure, dpi=_DPI)
     return WrittenTable(document=document, files=tuple(files))
+
+
+def _with_size(cells: Sequence[CellResult], layout: TableLayout) -> TableLayout:
+    """Say in every title that a smoke run is no measurement, since pictures travel alone."""
+    if cells[0].size == "full":
+        return layout
+    return replace(layout, title=f"{layout.title} ({cells[0].size} size)")
 
 
 def _document(
