@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -77,7 +78,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
         self.merger = merger
         self.merged_model = merged_model
         self.output_dir = output_dir
-        self._outer_directory: Path | None = None
+        self._outer: WrappingMethod[Any, Any] | None = None
         known = {}
         for field in fields(cast(Any, self.settings_type)):
             if field.name in kwargs:
@@ -115,16 +116,17 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
             clock=clock,
             enabled=self.fabric.is_global_zero,
         )
-        with recorder:
+        with recorder, ExitStack() as chained:
             source = self._merged_source(pool)
+            if isinstance(source.merger, WrappingMethod):
+                chained.callback(source.merger._leave)
             model = self._work(pool, source, recorder)
             if model is not None:
                 self._name_saved_model(pool, recorder)
             recorder.update(status="planned" if model is None else "complete")
         if model is not None:
             values = scalars(recorder.report)
-            prefix = "" if self._outer_directory is None else "merger/"
-            self.fabric.log_dict({prefix + name: value for name, value in values.items()})
+            self.fabric.log_dict({self._prefix + name: value for name, value in values.items()})
         return model
 
     @abstractmethod
@@ -137,7 +139,14 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
     def _directory(self) -> Path:
         if self.output_dir is not None:
             return Path(self.output_dir)
-        return self._outer_directory or Path(self.log_dir or "outputs/featcal")
+        if self._outer is not None:
+            return self._outer._directory / "merger"
+        return Path(self.log_dir or "outputs/featcal")
+
+    @property
+    def _prefix(self) -> str:
+        """What the names of logged numbers start with: one part per method around this one."""
+        return "" if self._outer is None else f"{self._outer._prefix}merger/"
 
     def _merged_source(self, pool: BaseModelPool) -> MergedSource:
         merger = None
@@ -159,13 +168,17 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
             raise MergerError(
                 "method.merger.plan_only=true returns no model: set method.plan_only=true instead."
             )
-        merger._outer_directory = self._directory / "merger"
+        merger._outer = self
         if merger._directory.absolute() == self._directory.absolute():
             raise OutputError(
                 f"method.merger.output_dir={merger.output_dir} is the directory of the outer "
                 "method's own report: leave it out, and `merger/` below that one is taken."
             )
         merger.check_chain()
+
+    def _leave(self) -> None:
+        """Stop being the upstream of another method: a method object may run alone again."""
+        self._outer = None
 
     @property
     def only_plans(self) -> bool:
@@ -178,7 +191,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
         Raises:
             MergerError: One of them cannot be made, or cannot be the upstream of the next.
         """
-        if self.merged_model is None and self.merger is not None:
+        if self.merged_model is None:
             merger = make_merger(self.merger, self._program, self.fabric)
             if isinstance(merger, WrappingMethod):
                 self._adopt(merger)
@@ -209,7 +222,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
     def _save_path(self) -> str | None:
         """Where FusionBench's program will save this method's model; None for nested methods."""
         path = getattr(self._program, "merged_model_save_path", None)
-        if path is None or self._outer_directory is not None:
+        if path is None or self._outer is not None:
             return None
         if "{log_dir}" in path and self.log_dir is not None:
             path = path.format(log_dir=self.log_dir)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from fusion_bench import BaseModelPool
@@ -27,7 +26,7 @@ from .calibration.inputs import Inputs, place_inputs
 from .completion import each_expert
 from .corrected import CorrectedModel, wrap
 from .data import TRAINING_SPLITS
-from .merging import SettingsT, WrappingMethod, setting_names
+from .merging import WrappingMethod, setting_names
 from .preparation import Prepared, prepare
 from .recorder import ReportT, RunRecorder
 from .report import ProbSurgeryReport, RepresentationSurgeryReport
@@ -40,12 +39,13 @@ TEST_INPUTS_LABEL = "trained on test inputs"
 _DTYPE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
 
 
-class _SurgeryAlgorithm(WrappingMethod[SettingsT, ReportT]):
+SurgerySettingsT = TypeVar("SurgerySettingsT", bound=SurgerySettings)
+
+
+class _SurgeryAlgorithm(WrappingMethod[SurgerySettingsT, ReportT]):
     """What both methods do: collect representations, train one module per task, wrap the model."""
 
     returns_plain_model = False
-
-    settings: Any  # a SurgerySettings: the base class knows less of it
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class _SurgeryAlgorithm(WrappingMethod[SettingsT, ReportT]):
     def _work(
         self, pool: BaseModelPool, source: MergedSource, recorder: RunRecorder[ReportT]
     ) -> nn.Module | None:
-        settings: SurgerySettings = self.settings
+        settings = self.settings
         on_test = settings.train_on == "test"
         with tempfile.TemporaryDirectory(prefix="featcal-") as scratch:
             with recorder.clock.phase("checks"):
@@ -96,7 +96,7 @@ class _SurgeryAlgorithm(WrappingMethod[SettingsT, ReportT]):
         return model
 
     def _plan(self, prepared: Prepared, width: int) -> str:
-        settings: SurgerySettings = self.settings
+        settings = self.settings
         inputs = sum(data.used + len(data.heldout_indices) for data in prepared.data)
         parameters = sum(p.numel() for p in make_module(settings, width).parameters())
         return (
@@ -109,9 +109,9 @@ class _SurgeryAlgorithm(WrappingMethod[SettingsT, ReportT]):
     def _train(
         self, model: CorrectedModel, prepared: Prepared, recorder: RunRecorder[ReportT]
     ) -> CorrectedModel:
-        settings: SurgerySettings = self.settings
+        settings = self.settings
         clock, device = recorder.clock, self.fabric.device
-        dtypes = {name: value.dtype for name, value in model.model.named_parameters()}
+        dtypes = {name: value.dtype for name, value in model.named_parameters()}
         model.to(device, _DTYPE[settings.forward_dtype])
         with clock.phase("features"):
             collected = self._collect(model, prepared, show_progress=recorder.enabled)
@@ -130,7 +130,7 @@ class _SurgeryAlgorithm(WrappingMethod[SettingsT, ReportT]):
             results.append(result)
             recorder.update(result=SurgeryResult(tuple(results)))
         model.to("cpu")
-        for name, value in model.model.named_parameters():  # some models mix precisions
+        for name, value in model.named_parameters():  # some models mix precisions
             value.data = value.data.to(dtypes[name])
         model.set_corrections(corrections, settings)
         return model
@@ -138,46 +138,44 @@ class _SurgeryAlgorithm(WrappingMethod[SettingsT, ReportT]):
     def _collect(
         self, merged: CorrectedModel, prepared: Prepared, *, show_progress: bool
     ) -> dict[str, tuple[Representations, Representations | None]]:
-        """Final representations of all inputs, each input once through both models."""
-        settings: SurgerySettings = self.settings
+        """Training and held-out representations by task, each input once through both models."""
+        settings = self.settings
         complete = prepared.architecture.complete_inputs(settings)
         device, dtype = self.fabric.device, _DTYPE[settings.forward_dtype]
         experts = {task: checked.weights for task, checked in prepared.experts.items()}
         total = sum(len(of.calibration) + len(of.heldout) for of in prepared.inputs.values())
-        precision = torch.autocast(
-            device.type, torch.bfloat16, enabled=settings.forward_dtype == "bfloat16"
-        )
+        low = settings.forward_dtype == "bfloat16"
         collected = {}
         with (
             tqdm(
                 total=total, desc="Representations", leave=False, disable=not show_progress
             ) as bar,
             torch.no_grad(),
-            precision,
         ):
             for task, model in each_expert(prepared.base_model, experts, device, dtype):
                 expert = merged.around(model)
-
-                def of(
-                    batches: Iterable[Inputs],
-                    model: nn.Module = model,
-                    expert: CorrectedModel = expert,
-                ) -> Representations | None:
-                    parts = []
-                    for batch in batches:
-                        completed = batch if complete is None else complete(model, batch)
-                        placed = place_inputs(completed, model)
-                        of_expert, mask = expert.representation(placed)
-                        of_merged, _ = merged.representation(placed)
-                        parts.append((of_merged.float().cpu(), of_expert.float().cpu(), mask.cpu()))
-                        bar.update()
-                    return _joined(parts) if parts else None
-
+                parts: list[list[_Rows]] = [[], []]
                 inputs = prepared.inputs[task]
-                training = of(inputs.calibration)
-                assert training is not None  # n_samples ≥ 1, and no data set is empty
-                collected[task] = (training, of(inputs.heldout))
+                for part, batches in zip(parts, (inputs.calibration, inputs.heldout), strict=True):
+                    for batch in batches:
+                        batch = batch if complete is None else complete(model, batch)
+                        # the answers are those that FeatCal reads, so not in low precision
+                        with torch.autocast(device.type, torch.bfloat16, enabled=low):
+                            part.append(_rows(merged, expert, place_inputs(batch, model)))
+                        bar.update()
+                training, heldout = parts
+                collected[task] = (_joined(training), _joined(heldout) if heldout else None)
         return collected
+
+
+_Rows = tuple[Tensor, Tensor, Tensor]
+"""Representations of one batch, on the host: the merged model's, the expert's, and the mask."""
+
+
+def _rows(merged: CorrectedModel, expert: CorrectedModel, batch: Inputs) -> _Rows:
+    of_expert, mask = expert.representation(batch)
+    of_merged, _ = merged.representation(batch)
+    return of_merged.float().cpu(), of_expert.float().cpu(), mask.cpu()
 
 
 def _width(wrapper: CorrectedModel, example: Inputs) -> int:
@@ -187,7 +185,7 @@ def _width(wrapper: CorrectedModel, example: Inputs) -> int:
     return features.shape[-1]
 
 
-def _joined(parts: list[tuple[Tensor, Tensor, Tensor]]) -> Representations:
+def _joined(parts: list[_Rows]) -> Representations:
     """Batches under one another, with their positions filled up to the longest."""
     positions = max(mask.shape[1] for _, _, mask in parts)
 

@@ -28,8 +28,9 @@ class FlanT5GLUETextGenerationTaskPool(UpstreamPool):
     def evaluate(self, model: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Evaluate a model on every task."""
         self._corrected = model if isinstance(model, CorrectedT5) else None
+        evaluated: Any = model  # annotated as a T5 there; anything that generates will do
         try:
-            return super().evaluate(model, *args, **kwargs)
+            return super().evaluate(evaluated, *args, **kwargs)
         finally:
             self._corrected = None
 

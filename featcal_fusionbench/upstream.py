@@ -14,6 +14,7 @@ from fusion_bench.utils.lazy_state_dict import LazyStateDict
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
+from .corrected import is_corrected_checkpoint
 from .errors import MergerError, ModelPoolError
 from .experts import checkpoint_weights, floating_tensors
 
@@ -65,6 +66,9 @@ class MergedSource:
         merger: The upstream merger, used where neither of the next two is given.
         merged_model: Path or hub id of a merged checkpoint. A pool with a ``_merged_`` entry gives
             that one.
+
+    Raises:
+        MergerError: The checkpoint is one of a model with corrections, not of one model.
     """
 
     def __init__(self, pool: BaseModelPool, merger: Any, merged_model: str | None) -> None:
@@ -72,6 +76,12 @@ class MergedSource:
         self.merger = merger
         self._merged_model = merged_model
         if merged_model is not None:
+            if is_corrected_checkpoint(merged_model):
+                raise MergerError(
+                    f"merged_model={merged_model!r} is a merged model with one correction per task "
+                    "(Representation Surgery, ProbSurgery), not one model of the base's "
+                    "architecture: give the checkpoint of the merged model alone."
+                )
             self.description = merged_model
         elif pool.has_merged:
             self.description = "the model pool's `_merged_`"

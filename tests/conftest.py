@@ -19,6 +19,7 @@ atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=Tr
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from pico import Pico, build_pico  # noqa: E402
+from pico_t5 import PicoT5, build_pico_t5  # noqa: E402
 
 from featcal_fusionbench.compat import apply_transformers_shim  # noqa: E402
 
@@ -39,6 +40,20 @@ def transformers_shim() -> None:
 def pico(tmp_path_factory: pytest.TempPathFactory) -> Pico:
     """The pico CLIP family on disk, made once. Treat it as read-only."""
     return build_pico(tmp_path_factory.mktemp("pico"))
+
+
+@pytest.fixture(scope="session")
+def built_pico_t5(tmp_path_factory: pytest.TempPathFactory) -> PicoT5:
+    """The pico T5 family on disk, made once in some ten seconds. Treat it as read-only."""
+    return build_pico_t5(tmp_path_factory.mktemp("pico_t5"))
+
+
+@pytest.fixture
+def pico_t5(built_pico_t5: PicoT5, monkeypatch: pytest.MonkeyPatch) -> Iterator[PicoT5]:
+    """The pico T5 family, with its root, where `./glue` lies, as the current directory."""
+    monkeypatch.chdir(built_pico_t5.root)
+    yield built_pico_t5
+    shutil.rmtree(built_pico_t5.root / "outputs", ignore_errors=True)
 
 
 @pytest.fixture

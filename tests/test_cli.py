@@ -22,6 +22,7 @@ QUICK = {
     "adamerging": ["method.merger.max_steps=2", "method.merger.num_workers=0"],
     "wudi": ["method.merger.iter_num=2"],
     "regmean": ["method.merger.num_regmean_examples=16"],
+    "regmean_plusplus": ["method.merger.num_regmean_examples=16"],
 }
 VARIANTS = sorted(
     path.stem

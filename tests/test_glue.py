@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pico_t5 import GLUE, ROWS, PicoT5, build_pico_t5, tokenizer
+from pico_t5 import GLUE, ROWS, PicoT5, tokenizer
 from safetensors.torch import load_file, save_file
 from tiny import largest_difference
 from torch import Tensor, nn
@@ -39,17 +39,9 @@ QUICK = {
 }
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> PicoT5:
-    return build_pico_t5(tmp_path_factory.mktemp("pico_t5"))
-
-
 @pytest.fixture
-def pico(built: PicoT5, monkeypatch: pytest.MonkeyPatch) -> Iterator[PicoT5]:
-    """The family, in the directory where `./glue` lies. Treat it as read-only."""
-    monkeypatch.chdir(built.root)
-    yield built
-    shutil.rmtree(built.root / "outputs", ignore_errors=True)
+def pico(pico_t5: PicoT5) -> PicoT5:
+    return pico_t5
 
 
 def featcal(output_dir: Path, **settings: Any) -> FeatCalAlgorithm:

@@ -25,6 +25,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import featcal_fusionbench.report as report_package
+from featcal_fusionbench.baselines import (
+    ProbSurgerySettings,
+    RepresentationSurgerySettings,
+    SurgeryResult,
+    TaskSurgery,
+)
 from featcal_fusionbench.calibration.results import (
     BlockDrift,
     CalibrationResult,
@@ -37,10 +43,13 @@ from featcal_fusionbench.calibration.settings import CalibrationSettings
 from featcal_fusionbench.report import (
     FeatCalReport,
     Machine,
+    MergeReport,
     ModelIdentity,
     PlanEstimate,
     PlanRow,
+    ProbSurgeryReport,
     ReportError,
+    RepresentationSurgeryReport,
     RichProgress,
     RunReport,
     TaskData,
@@ -55,6 +64,7 @@ from featcal_fusionbench.report import (
     plan_table,
     read_json,
     render_text,
+    report_name,
     require_writable,
     scalars,
     summary_table,
@@ -549,6 +559,71 @@ def test_scalars_have_flat_names_and_leave_out_what_was_not_measured() -> None:
     assert planned == {}
 
 
+def surgery_report(**changes: Any) -> ProbSurgeryReport:
+    full = full_report()
+    values: dict[str, Any] = dict(
+        settings=ProbSurgerySettings(train_on="test", kl_weight=0.5),
+        status="complete",
+        started=START,
+        labels=("trained on test inputs",),
+        data=full.data,
+        phases=full.phases,
+        result=SurgeryResult(
+            (
+                TaskSurgery(
+                    task="svhn", inputs=256, rows=256, width=512, parameters=9, steps=500,
+                    loss_start=0.5, loss_end=0.25, heldout_start=0.6, heldout_end=0.3,
+                ),
+                TaskSurgery(
+                    task="dtd", inputs=200, rows=200, width=512, parameters=9, steps=500,
+                    loss_start=0.4, loss_end=0.5,
+                ),
+            )
+        ),
+    )  # fmt: skip
+    return ProbSurgeryReport(**(values | changes))
+
+
+def test_every_method_s_report_comes_back_as_its_class(tmp_path: Path) -> None:
+    plain = RepresentationSurgeryReport(
+        status="failed", started=START, settings=RepresentationSurgerySettings(steps=3)
+    )
+    merged = MergeReport(status="complete", started=START, merged_model="a/b")
+    for report in (full_report(), surgery_report(), plain, merged):
+        path = tmp_path / report_name(report.method)
+        report.write(path)
+        back = RunReport.read(path)
+        assert back == report and type(back) is type(report)
+        content = json.loads(path.read_text())
+        assert content["method"] == report.method
+        assert content["settings"] == report.settings.as_dict()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "featcal_report.json",
+        "merge_only_report.json",
+        "prob_surgery_report.json",
+        "representation_surgery_report.json",
+    }
+
+
+def test_settings_of_another_method_are_refused(tmp_path: Path) -> None:
+    full_report().write(tmp_path / "r.json")
+    content = json.loads((tmp_path / "r.json").read_text())
+    for method, complaint in (("prob_surgery", "unknown entries"), ("other", "method should be")):
+        content["method"] = method
+        (tmp_path / "r.json").write_text(json.dumps(content))
+        with pytest.raises(ReportError, match=complaint):
+            RunReport.read(tmp_path / "r.json")
+
+
+def test_scalars_of_surgery_and_of_the_merger_alone() -> None:
+    values = scalars(surgery_report())
+    assert values["prob_surgery/loss_start/svhn"] == 0.5
+    assert values["prob_surgery/loss_end/dtd"] == 0.5
+    assert values["prob_surgery/seconds"] == 312
+    merged = MergeReport(status="complete", started=START, phases=full_report().phases)
+    assert scalars(merged)["merge_only/peak_memory_gib"] == 3
+
+
 # --- tables ----------------------------------------------------------------------------------
 
 
@@ -561,6 +636,23 @@ def cells(text: str, first: str) -> list[str]:
 def assert_fits(text: str) -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text and "…" not in text
+
+
+def test_summary_table_of_surgery() -> None:
+    text = render_text(summary_table(surgery_report()))
+    assert_fits(text)
+    assert cells(text, "svhn") == ["svhn", "256", "0.5000", "0.2500", "0.6000", "0.3000", "-50.0%"]
+    assert cells(text, "dtd") == [
+        *("dtd", "200", "of", "256"), *("0.4000", "0.5000", "-", "-", "+25.0%", "worse"),
+    ]  # fmt: skip
+    assert "note: trained on test inputs" in text and "modules:" not in text
+    interrupted = render_text(summary_table(surgery_report(status="interrupted", result=None)))
+    assert cells(interrupted, "svhn") == ["svhn", "256", *"-----"]
+
+
+def test_summary_table_of_the_merger_alone() -> None:
+    report = MergeReport(status="failed", started=START, error="no memory")
+    assert render_text(summary_table(report)) == "merge_only failed\nerror: no memory\n"
 
 
 def test_summary_table_in_a_log_file() -> None:
@@ -940,4 +1032,6 @@ def test_report_imports_results_and_nothing_about_how_they_came_about() -> None:
                 assert name.split(".")[0] not in {"fusion_bench", "transformers"}, path
                 assert "pyplot" not in name, path
                 if name.startswith(".."):
-                    assert name.removeprefix("..calibration.") in allowed, (path, name)
+                    package, _, part = name.removeprefix("..").partition(".")
+                    assert package in {"calibration", "baselines"}, (path, name)
+                    assert part in allowed, (path, name)

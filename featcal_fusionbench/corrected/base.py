@@ -81,6 +81,7 @@ class CorrectedModel(nn.Module, ABC):
         self.tasks = tuple(corrections)
         self.corrections = nn.ModuleList(corrections.values()).requires_grad_(False).eval()
         self.settings = settings
+        self.eval()
 
     def find_task(self, task: str | None) -> str:
         """The name that a task has here; ``cola`` and ``glue-cola`` are one, as in FusionBench.
@@ -93,7 +94,7 @@ class CorrectedModel(nn.Module, ABC):
         if not alike:
             raise UnknownTaskError(
                 f"there is no correction for task {task!r}, only for {', '.join(self.tasks)}: "
-                "such a model can be evaluated on the tasks alone that it was trained for."
+                "evaluate the model on the tasks that it was trained for."
             )
         return alike[0]
 

@@ -62,12 +62,16 @@ class CorrectedClipVision(CorrectedModel):
             ModelPoolError: The pool's base has no visual projection.
         """
         try:
-            clip: Any = pool.load_clip_model("_pretrained_")  # pyright: ignore
+            load: Any = pool.load_clip_model  # pyright: ignore[reportAttributeAccessIssue]
+            clip, loaded = load("_pretrained_", output_loading_info=True)
+            if _PROJECTION in loaded["missing_keys"]:  # it would be a random one
+                raise KeyError(f"the checkpoint has no {_PROJECTION}")
         except Exception as error:
+            reason = str(error.args[0] if error.args else error).partition("\n")[0]
             raise ModelPoolError(
                 "the visual projection, which the image embedding goes through, cannot be loaded: "
                 "the model pool's `_pretrained_` must be path, hub id or configuration of a whole "
-                f"CLIPModel, in a CLIPVisionModelPool ({type(error).__name__}: {error})"
+                f"CLIPModel, in a CLIPVisionModelPool ({type(error).__name__}: {reason})"
             ) from error
         return cls(model, clip.visual_projection.weight)
 
@@ -106,14 +110,15 @@ class CorrectedClipVision(CorrectedModel):
             raise CalibrationError(
                 "compute_surgery_features corrects the embeddings of the forward just before it."
             )
-        if not torch.allclose(F.normalize(own, dim=-1), embeddings, atol=1e-2):
+        normalised = F.normalize(own, dim=-1).to(embeddings.dtype)
+        if not torch.allclose(normalised, embeddings, atol=1e-2):
             raise CalibrationError(
                 "the task pool's CLIP has another visual projection than the model pool's base, "
                 "with which the corrections were trained: set taskpool.base_model to the model "
                 "pool's `_pretrained_`."
             )
         corrected, subtracted = self.corrected(own, dataset_name)
-        return F.normalize(corrected, dim=-1), embeddings, subtracted
+        return F.normalize(corrected, dim=-1).to(embeddings.dtype), embeddings, subtracted
 
     def extra_tensors(self) -> dict[str, Tensor]:
         """The visual projection."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -63,6 +64,8 @@ def save_corrected_model(model: CorrectedModel, path: str | Path, **kwargs: Any)
         path: The directory; made if it is missing.
         **kwargs: For the merged model's ``save_pretrained``.
     """
+    if getattr(rank_zero_only, "rank", 0) != 0:  # FusionBench's program saves in every process
+        return
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
@@ -135,7 +138,7 @@ def load_corrected_model(path: str | Path) -> CorrectedModel:
         module.load_state_dict(state)
         corrections[task] = module
     model.set_corrections(corrections, settings)
-    return model.eval()
+    return model
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
