@@ -1,7 +1,8 @@
 """Stands in for the `fusion_bench` command where a test is about the sweep. Not a test module.
 
 It writes down that it ran (a line in `FAKE_LOG`), saves a "model" and a report of scores where the
-overrides say so, and fails or sleeps where `FAKE_FAIL` or `FAKE_SLEEP` is part of its directory.
+overrides say so, and fails, sleeps or leaves half a report where `FAKE_FAIL`, `FAKE_SLEEP` or
+`FAKE_NONSENSE` is part of its directory.
 """
 
 import json
@@ -31,7 +32,10 @@ def main() -> int:
     scores = {task: {"accuracy": 0.5} for task in ("mnist", "svhn", "eurosat")}
     gone = {text.rpartition(".")[2] for text in sys.argv if text.startswith("~taskpool")}
     scores = {task: score for task, score in scores.items() if task not in gone}
-    (directory / "program_report.json").write_text(json.dumps(scores))
+    text = json.dumps(scores)
+    if os.environ.get("FAKE_NONSENSE", "\0") in str(directory):
+        text = text[:20]
+    (directory / "program_report.json").write_text(text)
     return 0
 
 

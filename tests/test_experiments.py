@@ -282,4 +282,6 @@ def test_sources_name_the_setting_to_override() -> None:
     assert (data.kind, data.id, data.split) == (Kind.DATASET, "tanganke/dtd", "train")
     glue = sources_of(compose_config([*load_experiment("flan-t5-base_glue_lora16").pools]))
     ids = {source.id for source in glue}
-    assert {"google/flan-t5-base", "tanganke/flan-t5-base_glue-rte_lora-16", "glue"} <= ids
+    assert {"google/flan-t5-base", "tanganke/flan-t5-base_glue-rte_lora-16"} <= ids
+    splits = {source.split for source in glue if (source.id, source.name) == ("glue", "mnli")}
+    assert splits == {"train", "validation_matched"}

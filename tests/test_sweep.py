@@ -123,6 +123,16 @@ def test_a_failed_cell_is_listed_and_blocks_what_starts_from_it_until_it_is_retr
     assert not Path("out/cells/task_arithmetic/none/seed0/failure.json").exists()
 
 
+def test_a_run_that_leaves_nonsense_fails_and_the_others_go_on(
+    table: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_NONSENSE", "base/none")
+    assert main([*table, "--only", "merger=base,regmean,calibrator=none"]) == 1
+    out = capsys.readouterr().out
+    assert "failed: base/none/seed0: what the runs left cannot be read" in out
+    assert "1 done, 1 failed" in out
+
+
 def test_a_cell_whose_recipe_has_changed_is_run_again(table: list[str]) -> None:
     only = [*table, "--only", "merger=task_arithmetic,calibrator=none"]
     assert main(only) == 0
@@ -395,16 +405,27 @@ def test_other_launchers_run_the_same_cells(
     assert len(collect("out")) == 3
 
 
-def test_parallel_cells_get_a_gpu_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_cells_get_a_gpu_each(
+    table: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from featcal_fusionbench.tables.directory import Job
     from featcal_fusionbench.tables.job import _device
 
+    assert main([*table, "--only", "merger=base"]) == 0
+    job = Job.read(Path("out/cells/base/none/seed0/job.json"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    with _device(tmp_path) as first, _device(tmp_path) as second:
+    with _device(tmp_path, job) as first, _device(tmp_path, job) as second:
         assert {first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]} == {"3", "5"}
-    with _device(tmp_path) as again:
+    with _device(tmp_path, job) as again:
         assert again["CUDA_VISIBLE_DEVICES"] == "3"
+    (run,) = job.runs
+    several = replace(run, others=(*run.others, "fabric.devices=2"))
+    with _device(tmp_path, replace(job, runs=(several,))) as left_alone:
+        assert left_alone == {}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    with _device(tmp_path) as alone:
+    with _device(tmp_path, job) as alone:
         assert alone == {}
 
 

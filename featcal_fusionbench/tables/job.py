@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shlex
 import shutil
 import signal
@@ -29,6 +30,7 @@ from omegaconf import MISSING, DictConfig
 
 from ..command_line import override
 from ..report import ModelIdentity, RunReport, collect_versions, describe_machine
+from ..report.errors import ReportError
 from ..report.files import read_json, write_json
 from .cells import Run
 from .directory import (
@@ -101,7 +103,8 @@ def _run(sweep: Path, directory: Path, cell: str) -> bool:
         (directory / name).unlink(missing_ok=True)
     print(f"{cell}: started", flush=True)
     started = datetime.now(timezone.utc)
-    with _device(sweep) as device:
+    log = directory / job.runs[-1].label / LOG_FILE
+    with _device(sweep, job) as device:
         for run in job.runs:
             log_dir = directory / run.label
             shutil.rmtree(log_dir, ignore_errors=True)
@@ -111,10 +114,14 @@ def _run(sweep: Path, directory: Path, cell: str) -> bool:
             if reason is None:
                 reason = _lacking(log_dir)
             if reason is not None:
-                _fail(directory, job, command, reason, log_dir / LOG_FILE, started)
-                print(f"{cell}: FAILED, {reason}; see {log_dir / LOG_FILE}", flush=True)
+                _fail(directory, cell, shlex.join(command), reason, log_dir / LOG_FILE, started)
                 return False
-    result = _result(job, directory, started)
+    try:
+        result = _result(job, directory, started)
+    except (OSError, ReportError, ValueError) as error:
+        reason = f"what the runs left cannot be read: {error}"
+        _fail(directory, cell, job.command, reason, log, started)
+        return False
     result.write(directory / CELL_FILE)
     seconds = (result.finished - started).total_seconds()
     print(f"{cell}: done in {seconds:.0f} s", flush=True)
@@ -167,11 +174,11 @@ def _lacking(log_dir: Path) -> str | None:
 
 
 def _fail(
-    directory: Path, job: Job, command: list[str], reason: str, log: Path, started: datetime
+    directory: Path, cell: str, command: str, reason: str, log: Path, started: datetime
 ) -> None:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     failure = Failure(
-        command=shlex.join(command),
+        command=command,
         reason=reason,
         log=str(log),
         tail=tuple(lines[-TAIL_LINES:]),
@@ -179,6 +186,7 @@ def _fail(
         finished=datetime.now(timezone.utc),
     )
     write_failure(directory, failure)
+    print(f"{cell}: FAILED, {reason}; see {log}", flush=True)
 
 
 def _result(job: Job, directory: Path, started: datetime) -> CellResult:
@@ -257,20 +265,22 @@ def _models(job: Job, reports: list[RunReport]) -> tuple[ModelIdentity, ...]:
 
 
 @contextmanager
-def _device(sweep: Path) -> Iterator[dict[str, str]]:
+def _device(sweep: Path, job: Job) -> Iterator[dict[str, str]]:
     """One GPU of several for the time of a cell, since parallel jobs share a machine.
 
     Yields:
-        Environment variables that show the run this GPU alone; none where there is one GPU or no.
+        Environment variables that show the run this GPU alone; none where there is one GPU or no,
+        or where the cell's overrides say how many it takes.
     """
-    devices = _visible_gpus()
+    own = any(text.startswith("fabric.devices=") for run in job.runs for text in run.others)
+    devices = [] if own else _visible_gpus()
     if len(devices) < 2:
         yield {}
         return
     (sweep / "gpus").mkdir(exist_ok=True)
     while True:
         for device in devices:
-            lock = FileLock(sweep / "gpus" / f"{os.uname().nodename}-{device}.lock")
+            lock = FileLock(sweep / "gpus" / f"{platform.node()}-{device}.lock")
             try:
                 lock.acquire(timeout=0)
             except Timeout:

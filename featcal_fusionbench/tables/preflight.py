@@ -121,7 +121,7 @@ def _pool_sources(group: str, content: Mapping[str, Any]) -> Iterator[Source]:
         elif name.endswith("_datasets"):
             for task, entry in (value or {}).items():
                 yield from _dataset(entry, f"{setting}.{task}")
-    if content.get("type") == "FlanT5GLUETextGenerationTaskPool":
+    if "FlanT5GLUE" in str(content.get("_target_", content.get("type"))):
         for entry in content["tasks"]:
             of = entry["dataset"]
             # the task pool itself knows where GLUE is: `glue` in the current directory, or the hub
