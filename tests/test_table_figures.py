@@ -36,7 +36,7 @@ def whole(seeds: Sequence[int] = (0, 1)) -> list[CellResult]:
     ]
 
 
-def curve(name: str, values: Sequence[float], **kwargs: float) -> list[CellResult]:
+def curve(name: str, values: Sequence[float]) -> list[CellResult]:
     return [
         cell("ta", "featcal", {"a": 0.6 + 0.01 * at, "b": 0.6}, seed, point={name: value})
         for at, value in enumerate(values)
@@ -131,17 +131,37 @@ def test_every_task_has_a_panel() -> None:
     assert [x for x, _ in marks(figure.axes[1])] == pytest.approx([51, 61, 81, 86])
 
 
-def test_training_on_test_inputs_stands_in_the_legend() -> None:
+def test_training_on_test_inputs_is_told_of_whoever_did_it() -> None:
+    seen = {"labels": ("trained on test inputs",)}
     cells = [
-        cell("ta", "featcal", labels=("trained on test inputs",)),
         cell("ta"),
+        cell("ta", "featcal"),
+        cell("ties", **seen),
+        cell("ties", "featcal", **seen),
     ]
-    assert "FeatCal (trained on test inputs)" in legend(
-        table_figure(summarise(cells, layout()), layout())
-    )
-    # where the merger was, its calibrator need not have been
-    cells[1] = cell("ta", labels=("trained on test inputs",))
-    assert "FeatCal" in legend(table_figure(summarise(cells, layout()), layout()))
+    figure = table_figure(summarise(cells, layout()), layout())
+    (axes,) = figure.axes
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["Task Arithmetic", "TIES †"]
+    assert legend(figure) == ["FeatCal", "none"]
+    assert "† trained on test inputs" in axes.get_xlabel()
+
+    cells[1] = cell("ta", "featcal", **seen)
+    figure = table_figure(summarise(cells, layout()), layout())
+    assert legend(figure) == ["FeatCal †", "none"]
+    (axes,) = table_figure(summarise(cells[:1], layout()), layout()).axes
+    assert "†" not in axes.get_xlabel()
+
+
+def test_names_of_a_base_and_experts_that_are_close_do_not_meet() -> None:
+    cells = [
+        cell("base", scores={"a": 0.78, "b": 0.78}),
+        cell("experts", scores={"a": 0.8, "b": 0.8}),
+        cell("ta", scores={"a": 0.5, "b": 0.5}),
+    ]
+    figure = table_figure(summarise(cells, layout()), layout())
+    figure.canvas.draw()
+    boxes = {t.get_text(): t.get_window_extent() for t in figure.axes[0].texts}
+    assert boxes["base 78.0"].x1 <= boxes["experts 80.0"].x0
 
 
 def many() -> tuple[TableLayout, list[CellResult]]:
@@ -204,6 +224,17 @@ def test_scales_and_labels(values: Sequence[float], scale: str, labels: list[str
     axes.figure.canvas.draw()
     assert axes.get_xscale() == scale
     assert [tick.get_text() for tick in axes.get_xticklabels()] == labels
+
+
+def test_a_curve_is_marked_for_what_it_shows_alone() -> None:
+    cells = [
+        *whole(),
+        *curve("n", (1, 2)),
+        cell("ties", labels=("trained on test inputs",), seed=9),
+    ]
+    (figure,) = curve_figures(summarise(cells, layout()), layout()).values()
+    assert "†" not in figure.get_suptitle()
+    assert "mean ± sd of 2 seeds" in figure.get_suptitle()
 
 
 def test_names_and_single_values_make_no_curve() -> None:

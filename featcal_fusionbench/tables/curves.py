@@ -19,11 +19,12 @@ from .looks import (
     draw_references,
     looks,
     measure,
+    merger_title,
     new_figure,
     published,
     published_handle,
     reference_handles,
-    seeds_text,
+    remarks,
 )
 from .results import BASE, EXPERTS, NO_CALIBRATOR
 from .summary import Average, CellKey, CellSummary
@@ -77,6 +78,7 @@ def _figure(
 ) -> Figure:
     fixed = {s.key: s.average for s in summaries if not s.key.point and s.average}
     mergers = list(dict.fromkeys(summary.key.merger for summary in own))
+    shown = [*own, *(s for s in summaries if s.key in map(CellKey, mergers))]
     columns = min(_COLUMNS, len(mergers))
     rows = math.ceil(len(mergers) / columns)
     figure = new_figure(max(5.6, 1.2 + 3.6 * columns), 1.3 + 2.9 * rows)
@@ -91,7 +93,7 @@ def _figure(
         _set_scale(axes, sorted({v for s in own if (v := _value(s, name)) is not None}))
         clear_axes(axes, labelsize=9)
         axes.grid(axis="y", color=GRID)
-        axes.set_title(layout.row_title(merger), loc="left", fontsize=11, color=INK)
+        axes.set_title(merger_title(merger, shown, layout), loc="left", fontsize=11, color=INK)
         axes.set_xlabel(layout.curve_title(name), fontsize=10, color=INK)
     references = {
         key: 100 * average.mean for key in (BASE, EXPERTS) if (average := fixed.get(CellKey(key)))
@@ -104,9 +106,9 @@ def _figure(
             axes.set_visible(False)
     for axes in panels[:, 0]:
         axes.set_ylabel(f"{measure(own)}, average", fontsize=10, color=INK)
-    title = "; ".join(filter(None, (layout.title, seeds_text(own))))
+    title = "; ".join((layout.title, *remarks(shown)))
     figure.suptitle(title, fontsize=11, color=INK, x=0.02, ha="left")
-    handles = _handles(own, layout)
+    handles = _handles(own, shown, layout)
     if any(CellKey(merger) in fixed for merger in mergers):
         handles.append(Line2D([], [], color=MUTED, linestyle="--", label="not calibrated"))
     handles += reference_handles(lines)
@@ -197,7 +199,9 @@ def _labels(values: Sequence[float], places: Sequence[float]) -> list[str]:
     return labels
 
 
-def _handles(own: Sequence[CellSummary], layout: TableLayout) -> list[Line2D]:
+def _handles(
+    own: Sequence[CellSummary], summaries: Sequence[CellSummary], layout: TableLayout
+) -> list[Line2D]:
     look_of = looks(layout)
     present = {summary.key.calibrator for summary in own}
     return [
@@ -206,7 +210,7 @@ def _handles(own: Sequence[CellSummary], layout: TableLayout) -> list[Line2D]:
             [],
             color=look_of[calibrator].colour,
             marker=look_of[calibrator].marker,
-            label=calibrator_title(calibrator, own, layout),
+            label=calibrator_title(calibrator, summaries, layout),
         )
         for calibrator in dict.fromkeys((NO_CALIBRATOR, *layout.columns))
         if calibrator in present

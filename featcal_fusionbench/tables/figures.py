@@ -18,11 +18,12 @@ from .looks import (
     draw_references,
     looks,
     measure,
+    merger_title,
     new_figure,
     published,
     published_handle,
     reference_handles,
-    seeds_text,
+    remarks,
 )
 from .results import BASE, EXPERTS, NO_CALIBRATOR
 from .summary import Average, CellKey, CellSummary, Spread
@@ -62,7 +63,7 @@ def table_figure(summaries: Sequence[CellSummary], layout: TableLayout) -> Figur
     lines = _draw(axes, averages, rows, layout, beside)
     axes.set_title(layout.title, loc="left", fontsize=12, color=INK, fontweight="bold", pad=20)
     label = f"{measure(shown)}, average over {len(layout.tasks)} tasks"
-    axes.set_xlabel("; ".join(filter(None, (label, seeds_text(shown)))), fontsize=10, color=INK)
+    axes.set_xlabel("; ".join((label, *remarks(shown))), fontsize=10, color=INK)
     handles = [*_handles(shown, rows, layout), *reference_handles(lines)]
     if any(average and average.partial for average in averages.values()):
         handles.append(
@@ -105,7 +106,7 @@ def tasks_figure(summaries: Sequence[CellSummary], layout: TableLayout) -> Figur
         axes.set_visible(False)
     title = f"{layout.title}: {measure(shown)} per task"
     figure.suptitle(
-        "; ".join(filter(None, (title, seeds_text(shown)))),
+        "; ".join((title, *remarks(shown))),
         fontsize=11,
         color=INK,
         x=0.02,
@@ -129,13 +130,19 @@ def _rows(summaries: Sequence[CellSummary], layout: TableLayout) -> list[_Row]:
     calibrators = list(dict.fromkeys(key.calibrator for key in keys))
     if len(calibrators) <= _MOST_MARKS:
         return [
-            _Row(layout.row_title(m), tuple(CellKey(m, calibrator) for calibrator in calibrators))
-            for m in mergers
+            _Row(
+                merger_title(merger, summaries, layout),
+                tuple(CellKey(merger, calibrator) for calibrator in calibrators),
+            )
+            for merger in mergers
         ]
-    labels = {key: layout.column_title(key.calibrator) for key in keys}
-    if len(mergers) > 1:
-        labels = {key: f"{layout.row_title(key.merger)}: {labels[key]}" for key in keys}
-    return [_Row(labels[key], (key,)) for key in keys]
+    rows = []
+    for key in keys:
+        label = calibrator_title(key.calibrator, summaries, layout)
+        if len(mergers) > 1:
+            label = f"{merger_title(key.merger, summaries, layout)}: {label}"
+        rows.append(_Row(label, (key,)))
+    return rows
 
 
 def _draw(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, Literal
@@ -27,11 +27,12 @@ __all__ = [
     "draw_references",
     "looks",
     "measure",
+    "merger_title",
     "new_figure",
     "published",
     "published_handle",
     "reference_handles",
-    "seeds_text",
+    "remarks",
 ]
 
 _FEATCAL = "featcal"
@@ -41,6 +42,9 @@ _MARKERS = ("s", "^", "D", "v", "P", "X")
 _HANDLE_INCHES = 0.55
 _LETTER_INCHES = 0.078
 """Room that an entry of a legend takes besides its text, and a letter of it."""
+_MARK = " †"
+_NAME_ROOM = 0.2
+"""Share of the axis that the names of the base and the experts need."""
 _FAR = 0.4
 """How far below all other values the base may lie, as a share of their range, to be drawn."""
 
@@ -70,15 +74,44 @@ def looks(layout: TableLayout) -> dict[str, Look]:
     return found
 
 
+def _trained_on_test_inputs(summaries: Sequence[CellSummary]) -> tuple[set[str], set[str]]:
+    """Which mergers and which calibrators saw the inputs that they are scored on.
+
+    A calibrator did where a cell says so whose merger, left alone, does not.
+
+    Returns:
+        Keys of mergers, and keys of calibrators.
+    """
+    saw = {s.key for s in summaries if TRAINED_ON_TEST_INPUTS in s.labels}
+    mergers = {key.merger for key in saw if key.calibrator == NO_CALIBRATOR}
+    return mergers, {
+        key.calibrator
+        for key in saw
+        if key.calibrator != NO_CALIBRATOR and key.merger not in mergers
+    }
+
+
+def merger_title(merger: str, summaries: Sequence[CellSummary], layout: TableLayout) -> str:
+    """A merger beside its row or above its panel; marked where it was trained on test inputs."""
+    return layout.row_title(merger) + _MARK * (merger in _trained_on_test_inputs(summaries)[0])
+
+
 def calibrator_title(calibrator: str, summaries: Sequence[CellSummary], layout: TableLayout) -> str:
-    """A calibrator in a legend; it says so where its cells were trained on test inputs."""
-    labels = {label for s in summaries if s.key.calibrator == calibrator for label in s.labels}
-    # a merger's own training is no matter of the calibrator
-    plain = {label for s in summaries if s.key.calibrator == NO_CALIBRATOR for label in s.labels}
-    title = layout.column_title(calibrator)
-    if calibrator != NO_CALIBRATOR and TRAINED_ON_TEST_INPUTS in labels - plain:
-        title += f" ({TRAINED_ON_TEST_INPUTS})"
-    return title
+    """A calibrator in a legend; marked where it was trained on test inputs."""
+    marked = calibrator in _trained_on_test_inputs(summaries)[1]
+    return layout.column_title(calibrator) + _MARK * marked
+
+
+def remarks(summaries: Sequence[CellSummary]) -> list[str]:
+    """What a figure's marks and bars are, to stand behind its title or the name of its axis."""
+    counts = sorted({len(summary.cells) for summary in summaries if summary.cells})
+    lines = []
+    if counts and counts[-1] > 1:
+        span = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        lines.append(f"mean ± sd of {span} seeds")
+    if any(_trained_on_test_inputs(summaries)):
+        lines.append(f"{_MARK.strip()} {TRAINED_ON_TEST_INPUTS}")
+    return lines
 
 
 def _family(column: str, layout: TableLayout) -> str:
@@ -98,15 +131,6 @@ def measure(summaries: Sequence[CellSummary]) -> str:
     """What the numbers are."""
     metrics = {m for s in summaries for c in s.cells for m in c.metrics.values()}
     return "accuracy (%)" if metrics <= {ACCURACY} else "score (%)"
-
-
-def seeds_text(summaries: Iterable[CellSummary]) -> str:
-    """What error bars and bands are; empty where there are none."""
-    counts = sorted({len(summary.cells) for summary in summaries if summary.cells})
-    if not counts or counts[-1] < 2:
-        return ""
-    span = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"mean ± sd of {span} seeds"
 
 
 def draw_references(
@@ -146,13 +170,18 @@ def draw_references(
     (axes.set_xlim if along == "x" else axes.set_ylim)(low, high + margin)
     line = axes.axvline if along == "x" else axes.axhline
     drawn = references.keys() - ({BASE} if is_far else set())
+    # names of lines that are close to each other stand on their outer sides
+    gap = references.get(EXPERTS, math.inf) - references.get(BASE, -math.inf)
+    beside: dict[str, Literal["left", "center", "right"]] = {}
+    if len(drawn) > 1 and abs(gap) < _NAME_ROOM * (high - low):
+        beside = {BASE: "right", EXPERTS: "left"} if gap > 0 else {BASE: "left", EXPERTS: "right"}
     for key, style, colour in ((BASE, ":", MUTED), (EXPERTS, "-", INK)):
         if key not in drawn:
             continue
         value = references[key]
         line(value, color=colour, linewidth=1.4, linestyle=style, zorder=2)
         if named:
-            _name(axes, f"{key} {value:.1f}", value, colour, "center")
+            _name(axes, f"{key} {value:.1f}", value, colour, beside.get(key, "center"))
     if is_far and named:
         text = f"\N{BLACK LEFT-POINTING SMALL TRIANGLE} base {base:.1f}"
         _name(axes, text, low, MUTED, "left")
@@ -170,7 +199,9 @@ def draw_references(
     return drawn
 
 
-def _name(axes: Axes, text: str, x: float, colour: str, align: Literal["left", "center"]) -> None:
+def _name(
+    axes: Axes, text: str, x: float, colour: str, align: Literal["left", "center", "right"]
+) -> None:
     axes.annotate(
         text,
         (x, 1),
