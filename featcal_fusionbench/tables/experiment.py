@@ -290,7 +290,8 @@ class Experiment:
         shown = [self.mergers[row] for row in self.rows_shown]
         shown += [self.calibrators[column] for column in self.columns_shown]
         return tuple(
-            f"{method.title}: {'; '.join(f'{k}: {v}' for k, v in method.source.items())}"
+            f"{method.title}: "
+            + "; ".join(v if k == "recipe" else f"{k} {v}" for k, v in method.source.items())
             for method in shown
             if method.source
         )
@@ -339,6 +340,7 @@ def _inherited(name: str, content: Mapping[Any, Any]) -> dict[str, Any]:
         if like := column.pop("like", None):
             if like not in columns:
                 raise unknown(f"column of config/{GROUP}/{name}.yaml, for {key},", like, columns)
-            column = columns[like] | column
+            # the sources are told once, with the column that has them
+            column = {k: v for k, v in columns[like].items() if k != "source"} | column
         filled[key] = column
     return filled
