@@ -39,8 +39,9 @@ from featcal_fusionbench.benchmark.image.suite import IMAGE, ROWS
 from featcal_fusionbench.benchmark.image.tasks import TASKS, load_processor, load_split
 from featcal_fusionbench.benchmark.image.text_side import learn_merges
 from featcal_fusionbench.benchmark.image.train import normalise
-from featcal_fusionbench.benchmark.results import RowResult, share_of_gap, summarise
+from featcal_fusionbench.benchmark.results import RowResult, summarise
 from featcal_fusionbench.benchmark.rows import run_row
+from featcal_fusionbench.report.gap import share_of_gap
 
 PICO = Recipe(
     image_size=28,

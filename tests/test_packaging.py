@@ -93,6 +93,7 @@ def test_wheel_holds_package_plugin_and_configs_and_nothing_else(built: Built) -
         f"{built.wheel.name.split('-py3')[0]}.dist-info",
     }
     assert "featcal_fusionbench/py.typed" in names
+    assert "featcal_fusionbench/tables/published.yaml" in names
     shipped = {
         f"featcal_fusionbench/config/{file.relative_to(ROOT / 'config').as_posix()}"
         for file in (ROOT / "config").rglob("*.yaml")
@@ -235,6 +236,15 @@ def test_importing_the_package_is_light(installed: Path) -> None:
     version, heavy = run(installed, "-c", code).splitlines()
     assert version == "0.1.0"
     assert heavy == "[]"
+
+
+@pytest.mark.cli
+def test_published_values_are_found(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "from featcal_fusionbench.tables.published import labels;"
+        "print('RegMean' in labels('fusionbench_checkpoints', 'clip-vit-base-patch32', 'TA8'))"
+    )
+    assert run(installed, "-c", code, cwd=tmp_path) == "True\n"
 
 
 def search_path(main: str) -> list[str]:

@@ -1,10 +1,11 @@
-"""Accuracies of the rows, and the one definition of the share of the gap that is closed."""
+"""Accuracies of the rows, and their summary over seeds."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass, field
+
+from featcal_fusionbench.report.gap import share_of_gap
 
 MERGED = "merged"
 EXPERTS = "experts"
@@ -33,17 +34,6 @@ class RowResult:
     def average(self) -> float:
         """Mean over tasks, every task counting the same."""
         return statistics.fmean(self.accuracies.values())
-
-
-def share_of_gap(accuracy: float, merged: float, experts: float) -> float:
-    """Which part of the way from the merged model to the experts a row has gone.
-
-    ``(row - merged) / (experts - merged)`` of average accuracies: 0 is the merged model, 1 the
-    experts; negative is worse than the merged model. NaN where the experts are not better than
-    the merged model, since there is no gap then.
-    """
-    gap = experts - merged
-    return (accuracy - merged) / gap if gap > 0 else math.nan
 
 
 @dataclass(frozen=True)

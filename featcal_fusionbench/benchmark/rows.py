@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,12 @@ from rich.console import Console
 from featcal_fusionbench.benchmark.cache import Parts
 from featcal_fusionbench.benchmark.results import EXPERTS, RowResult
 from featcal_fusionbench.benchmark.suite import Row, Suite
+from featcal_fusionbench.command_line import (
+    BASE_METHOD,
+    environment_variables,
+    evaluate_only,
+    take_expert,
+)
 from featcal_fusionbench.report import write_json
 
 CONFIG_NAME = "fabric_model_fusion"
@@ -35,10 +39,9 @@ SILENCE = ("print_config=false",)
 """Given to the runs in this process on top of what is printed: changes no number."""
 
 
-BASE_ROW = Row(
-    "base", ("method=merge_only", "method@method.merger=dummy"), kept=True, colour="#d9d9d9"
-)
-EXPERTS_ROW = Row("experts", ("method=merge_only",), kept=True)
+BASE_ROW = Row("base", BASE_METHOD, kept=True, colour="#d9d9d9")
+EXPERTS_ROW = Row("experts", (), kept=True)
+"""Each expert on its own task: a run for every task, which chooses the expert."""
 
 
 def task_arithmetic(scale: float) -> Row:
@@ -110,14 +113,14 @@ def _run(
     start = time.perf_counter()
     accuracies: dict[str, float] = {}
     problems: dict[str, str] = {}
-    for label, overrides in _runs(suite, row, name, parts, seed):
+    for label, overrides in _runs(suite, row, name, seed):
         directory = output / "runs" / f"seed{seed}" / label
         overrides = [*overrides, f"path.log_dir={directory}"]
         command = shlex.join(["fusion_bench", *overrides])
         build = f"{suite.directory_variable}={shlex.quote(str(parts.directory))}"
         console.print(f"[bold]{row.title}[/]\n  {build} ", end="")
         console.print(command, markup=False, highlight=False, soft_wrap=True)
-        with _pools_from(suite, parts):
+        with environment_variables({suite.directory_variable: str(parts.directory)}):
             report = run_program(overrides, directory)
         accuracies |= suite.scores(report)
         problems |= suite.problems(report)
@@ -127,36 +130,17 @@ def _run(
     return result
 
 
-def _runs(
-    suite: Suite, row: Row, name: str, parts: Parts, seed: int
-) -> Iterator[tuple[str, list[str]]]:
+def _runs(suite: Suite, row: Row, name: str, seed: int) -> Iterator[tuple[str, list[str]]]:
     """Label and overrides of every FusionBench run of a row."""
-    overrides = [*row.method, *suite.pools, f"seed={seed}"]
+    common = [*suite.pools, f"seed={seed}"]
     if name != EXPERTS:
-        if row.seeded:
-            overrides.append(f"method.seed={seed}")
-        yield name, overrides
+        seeded = [f"method.seed={seed}"] if row.seeded else []
+        yield name, [*row.method, *common, *seeded]
         return
     # every expert is evaluated on its own task only
     for task in suite.tasks:
-        others = [f"~taskpool.test_datasets.{other}" for other in suite.tasks if other != task]
-        chosen = [*overrides, f"method.merged_model={parts.expert(task)}", *others]
-        yield f"expert-{task}", chosen
-
-
-@contextmanager
-def _pools_from(suite: Suite, parts: Parts) -> Iterator[None]:
-    """Let both YAML files find this build."""
-    variable = suite.directory_variable
-    before = os.environ.get(variable)
-    os.environ[variable] = str(parts.directory)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = before
+        alone = evaluate_only([task], {"test_datasets": suite.tasks})
+        yield f"expert-{task}", [*take_expert(task), *common, *alone]
 
 
 def run_program(overrides: list[str], directory: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 
 from ..calibration.results import TaskDrift
 from .drift import DriftChange, mean_final_drift
+from .style import BLUE, GRID, INK, MUTED, ORANGE, clear_axes
 from .text import format_change
 
 if TYPE_CHECKING:
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["drift_figure"]
 
-# From the palette of Okabe and Ito, which is told apart with every common form of colour blindness;
-# the two also differ in lightness.
-_BEFORE, _AFTER = "#E07B00", "#0060A0"
-_INK, _MUTED, _GRID = "#222222", "#6B6B6B", "#E4E4E4"
+_BEFORE, _AFTER = ORANGE, BLUE
 _WORSE = "#B00020"
 _LINK = "#BDBDBD"
 _WIDTH_INCHES = 12.0
@@ -54,7 +52,7 @@ def drift_figure(before: Sequence[TaskDrift], after: Sequence[TaskDrift] = ()) -
     stacks = _stacks(before, after)
     if not tasks:
         figure.text(
-            0.5, 0.5, "No drift was measured", ha="center", va="center", color=_MUTED, size=14
+            0.5, 0.5, "No drift was measured", ha="center", va="center", color=MUTED, size=14
         )
         return figure
     if stacks:
@@ -71,7 +69,7 @@ def drift_figure(before: Sequence[TaskDrift], after: Sequence[TaskDrift] = ()) -
         ncols=5,
         fontsize=12,
         frameon=False,
-        labelcolor=_INK,
+        labelcolor=INK,
     )
     return figure
 
@@ -131,9 +129,9 @@ def _draw_blocks(
     for stack in stacks:
         for drift, color in ((before, _BEFORE), (after, _AFTER)):
             _draw_stack(axes, stack, drift, color)
-    axes.set_ylabel("drift relative to the expert's features", fontsize=12, color=_INK)
+    axes.set_ylabel("drift relative to the expert's features", fontsize=12, color=INK)
     axes.set_ylim(bottom=0)
-    axes.grid(axis="y", color=_GRID)
+    axes.grid(axis="y", color=GRID)
 
     step = math.ceil(sum(len(stack.blocks) for stack in stacks) / _MOST_TICKS)
     ticks = [
@@ -143,11 +141,11 @@ def _draw_blocks(
     ]
     axes.set_xticks([place for place, _ in ticks], [number for _, number in ticks])
     if len(stacks) == 1:
-        axes.set_xlabel("block", fontsize=12, color=_INK)
+        axes.set_xlabel("block", fontsize=12, color=INK)
         return
     for stack in stacks:
         if stack.start:
-            axes.axvline(stack.start - 1, color=_MUTED, linewidth=1, linestyle=":")
+            axes.axvline(stack.start - 1, color=MUTED, linewidth=1, linestyle=":")
         middle = (stack.places[0] + stack.places[-1]) / 2
         # Data coordinates across, points below the axis down.
         axes.annotate(
@@ -159,7 +157,7 @@ def _draw_blocks(
             ha="center",
             va="top",
             fontsize=12,
-            color=_INK,
+            color=INK,
         )
 
 
@@ -219,7 +217,7 @@ def _draw_tasks(axes: Axes, before: Sequence[TaskDrift], after: Sequence[TaskDri
                 textcoords="offset points",
                 va="center",
                 fontsize=12,
-                color=_WORSE if worse else _INK,
+                color=_WORSE if worse else INK,
                 fontweight="bold" if worse or len(rows) > 1 and place == 0 else "normal",
             )
         for value, color in ((row.before, _BEFORE), (row.after, _AFTER)):
@@ -227,12 +225,12 @@ def _draw_tasks(axes: Axes, before: Sequence[TaskDrift], after: Sequence[TaskDri
     axes.set_yticks(range(len(rows)), [_clip(row.task) for row in rows])
     if len(rows) > 1:
         axes.get_yticklabels()[0].set_fontweight("bold")
-        axes.axhline(0.5, color=_GRID, linewidth=1.2)
+        axes.axhline(0.5, color=GRID, linewidth=1.2)
     spare = max(3 - len(rows), 0) / 2  # a single row stands in the middle
     axes.set_ylim(-0.7 - spare, len(rows) - 0.3 + spare)
     axes.set_xlim(0, 1.28 * largest)  # room for the percentages
-    axes.set_xlabel("drift relative to the expert's features", fontsize=12, color=_INK)
-    axes.grid(axis="x", color=_GRID)
+    axes.set_xlabel("drift relative to the expert's features", fontsize=12, color=INK)
+    axes.grid(axis="x", color=GRID)
 
 
 def _task_rows(before: Sequence[TaskDrift], after: Sequence[TaskDrift]) -> list[DriftChange]:
@@ -261,24 +259,20 @@ def _legend(before: bool, after: bool, *, with_blocks: bool, with_range: bool) -
     if with_blocks:
         total = "total, mean over tasks" if with_range else "total"
         dashes = (0, (3, 1.6))
-        handles.append(Line2D([], [], color=_MUTED, linewidth=2.8, label=total))
+        handles.append(Line2D([], [], color=MUTED, linewidth=2.8, label=total))
         handles.append(
             Line2D(
-                [], [], color=_MUTED, linewidth=1.8, linestyle=dashes, label="the block's own share"
+                [], [], color=MUTED, linewidth=1.8, linestyle=dashes, label="the block's own share"
             )
         )
     if with_blocks and with_range:
-        handles.append(Patch(color=_MUTED, alpha=0.25, linewidth=0, label="range of the tasks"))
+        handles.append(Patch(color=MUTED, alpha=0.25, linewidth=0, label="range of the tasks"))
     return handles
 
 
 def _style(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=14, color=_INK, fontweight="bold", pad=12)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(_MUTED)
-    axes.tick_params(labelsize=12, colors=_INK, length=0, pad=6)
-    axes.set_axisbelow(True)
+    axes.set_title(title, loc="left", fontsize=14, color=INK, fontweight="bold", pad=12)
+    clear_axes(axes, labelsize=12)
 
 
 def _finite(values: Iterable[float]) -> list[float]:

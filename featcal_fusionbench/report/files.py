@@ -70,15 +70,15 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def write_figure(path: str | Path, figure: Figure, dpi: int = 150) -> None:
-    """Write a figure as PNG, atomically.
+    """Write a figure atomically, in the format that the file's suffix names.
 
     Args:
-        path: Where the picture is to be.
+        path: Where the picture is to be; ``.png``, ``.pdf`` or ``.svg``.
         figure: A figure made with matplotlib's object API.
-        dpi: Pixels per inch of the figure's size.
+        dpi: Pixels per inch of the figure's size, where it has pixels.
     """
     with atomic_file(path) as file:
-        figure.savefig(file, format="png", dpi=dpi)
+        figure.savefig(file, format=Path(path).suffix.removeprefix("."), dpi=dpi)
 
 
 def read_json(path: str | Path) -> Any:

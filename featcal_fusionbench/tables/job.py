@@ -1,0 +1,354 @@
+"""A Hydra application whose every job makes one cell of a table.
+
+``--multirun cell=a,b,c`` makes several, by whatever launcher Hydra is given. The cell's runs are
+FusionBench's own command, each a process of its own: its memory goes back when it ends, its log is
+kept, and it is what the printed command line says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import hydra
+import psutil
+from filelock import FileLock, Timeout
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig
+
+from ..command_line import override
+from ..report import ModelIdentity, RunReport, collect_versions, describe_machine
+from ..report.errors import ReportError
+from ..report.files import read_json, write_json
+from .cells import Run
+from .directory import (
+    FAILURE_FILE,
+    JOB_FILE,
+    LOG_FILE,
+    Failure,
+    Job,
+    job_lock,
+    write_failure,
+)
+from .results import ACCURACY, CELL_FILE, EXPERTS, SPEARMAN_RHO, CellResult, Metric
+
+__all__ = ["CONFIG_NAME", "main", "run_cell"]
+
+CONFIG_NAME = "featcal_cell"
+
+PROGRAM_REPORT = "program_report.json"
+PROCESS_FILE = "process.json"
+TAIL_LINES = 30
+PATIENCE = 10.0
+"""Seconds that a process gets to end before it is killed."""
+
+
+@dataclass
+class _Config:
+    """Configuration of the application.
+
+    Attributes:
+        sweep: The sweep's directory.
+        cell: The cell's id.
+    """
+
+    sweep: str = MISSING
+    cell: str = MISSING
+
+
+ConfigStore.instance().store(name=CONFIG_NAME, node=_Config)
+
+
+@hydra.main(version_base="1.3", config_path=None, config_name=CONFIG_NAME)
+def main(config: DictConfig) -> None:
+    """Make the cell that the configuration names."""
+    run_cell(Path(config.sweep), config.cell)
+
+
+def run_cell(sweep: Path, cell: str) -> bool:
+    """Make a cell: its result or its failure is then in its directory.
+
+    Args:
+        sweep: The sweep's directory.
+        cell: The cell's id.
+
+    Returns:
+        Whether it is done. A cell that another process is at is left to that one.
+    """
+    directory = sweep / "cells" / cell
+    try:
+        with job_lock(directory).acquire(timeout=0), _terminable():
+            return _run(sweep, directory, cell)
+    except Timeout:
+        print(f"{cell}: another process is at it", flush=True)
+        return False
+
+
+def _run(sweep: Path, directory: Path, cell: str) -> bool:
+    job = Job.read(directory / JOB_FILE)
+    _end_orphan(directory)
+    for name in (CELL_FILE, FAILURE_FILE):
+        (directory / name).unlink(missing_ok=True)
+    print(f"{cell}: started", flush=True)
+    started = datetime.now(timezone.utc)
+    log = directory / job.runs[-1].label / LOG_FILE
+    with _device(sweep, job) as device:
+        for run in job.runs:
+            log_dir = directory / run.label
+            shutil.rmtree(log_dir, ignore_errors=True)
+            log_dir.mkdir(parents=True)
+            command = [*job.program, *_arguments(job, run, log_dir)]
+            reason = _call(command, job, device, directory, log_dir / LOG_FILE)
+            if reason is None:
+                reason = _lacking(log_dir)
+            if reason is not None:
+                _fail(directory, cell, shlex.join(command), reason, log_dir / LOG_FILE, started)
+                return False
+    try:
+        result = _result(job, directory, started)
+    except (OSError, ReportError, ValueError) as error:
+        reason = f"what the runs left cannot be read: {error}"
+        _fail(directory, cell, job.command, reason, log, started)
+        return False
+    result.write(directory / CELL_FILE)
+    seconds = (result.finished - started).total_seconds()
+    print(f"{cell}: done in {seconds:.0f} s", flush=True)
+    return True
+
+
+def _arguments(job: Job, run: Run, log_dir: Path) -> list[str]:
+    """The run's arguments, and where its files go."""
+    arguments = [*run.arguments, override("path.log_dir", log_dir)]
+    if job.model is not None:
+        arguments.append(override("merged_model_save_path", job.model))
+    return arguments
+
+
+def _call(
+    command: list[str], job: Job, device: Mapping[str, str], directory: Path, log: Path
+) -> str | None:
+    """Run a command, its output to a file; why it failed, or None."""
+    environment = {**os.environ, **job.environment, **device}
+    with open(log, "wb") as file:
+        file.write(f"$ {shlex.join(command)}\n".encode())
+        file.flush()
+        process = subprocess.Popen(
+            command,
+            cwd=job.directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            born = psutil.Process(process.pid).create_time()
+            write_json(directory / PROCESS_FILE, {"pid": process.pid, "born": born})
+            code = process.wait()
+        finally:
+            _end(psutil.Process(process.pid) if process.poll() is None else None)
+            (directory / PROCESS_FILE).unlink(missing_ok=True)
+    if code < 0:
+        name = signal.Signals(-code).name
+        why = " (by the system, if memory ran out)" if -code == signal.SIGKILL else ""
+        return f"killed by {name}{why}"
+    return None if code == 0 else f"exit status {code}"
+
+
+def _lacking(log_dir: Path) -> str | None:
+    """What a run that ended well has not left."""
+    if not (log_dir / PROGRAM_REPORT).is_file():
+        return "the run ended well, but left no report of its scores"
+    return None
+
+
+def _fail(
+    directory: Path, cell: str, command: str, reason: str, log: Path, started: datetime
+) -> None:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    failure = Failure(
+        command=command,
+        reason=reason,
+        log=str(log),
+        tail=tuple(lines[-TAIL_LINES:]),
+        started=started,
+        finished=datetime.now(timezone.utc),
+    )
+    write_failure(directory, failure)
+    print(f"{cell}: FAILED, {reason}; see {log}", flush=True)
+
+
+def _result(job: Job, directory: Path, started: datetime) -> CellResult:
+    """Put together what the runs have left."""
+    scores: dict[str, float] = {}
+    metrics: dict[str, Metric] = {}
+    reports: list[RunReport] = []
+    for run in job.runs:
+        log_dir = directory / run.label
+        for task, (metric, score) in _scores(log_dir / PROGRAM_REPORT).items():
+            if task in job.tasks and run.task in (None, task):
+                metrics[task], scores[task] = metric, score
+        reports += _run_reports(log_dir)
+    labels = [*job.labels, *(label for report in reports for label in report.labels)]
+    machine, versions = describe_machine(), collect_versions()
+    if reports:
+        machine, versions = reports[0].machine or machine, reports[0].versions or versions
+    return CellResult(
+        table=job.table,
+        size=job.size,
+        merger=job.merger,
+        calibrator=job.calibrator,
+        seed=job.seed,
+        point=job.point,
+        tasks=job.tasks,
+        scores=scores,
+        metrics=metrics,
+        seconds=_seconds(job, reports),
+        peak_memory_bytes=_highest(report.peak_memory_bytes for report in reports),
+        peak_device_bytes=_highest(report.peak_device_bytes for report in reports),
+        models=_models(job, reports),
+        labels=tuple(dict.fromkeys(labels)),
+        command=job.command,
+        versions=versions,
+        machine=machine,
+        started=started,
+        finished=datetime.now(timezone.utc),
+    )
+
+
+def _scores(path: Path) -> dict[str, tuple[Metric, float]]:
+    """Metric and score by task of a task pool's report; NaN where there is none."""
+    content = json.loads(path.read_text())  # FusionBench's own file: NaN may stand in it
+    found: dict[str, tuple[Metric, float]] = {}
+    for task, entry in content.items():
+        for metric in (ACCURACY, SPEARMAN_RHO):
+            if isinstance(entry, dict) and metric in entry:
+                score = entry[metric]
+                found[task] = (metric, float("nan") if score is None else float(score))
+    return found
+
+
+def _run_reports(log_dir: Path) -> list[RunReport]:
+    """The report that this package's method left."""
+    paths = [path for path in log_dir.glob("*_report.json") if path.name != PROGRAM_REPORT]
+    return [RunReport.read(path) for path in paths]
+
+
+def _seconds(job: Job, reports: list[RunReport]) -> float | None:
+    if len(reports) != 1:
+        return None
+    phases = [p for p in reports[0].phases if not (job.calibrated and p.name == "merging")]
+    return sum(phase.wall_seconds for phase in phases)
+
+
+def _highest(values: Iterator[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _models(job: Job, reports: list[RunReport]) -> tuple[ModelIdentity, ...]:
+    """The models, each once; the experts' cell returns every expert as its `merged` model."""
+    models = [model for report in reports for model in report.models]
+    if job.merger == EXPERTS:
+        models = [model for model in models if model.role != "merged"]
+    return tuple({(model.role, model.name): model for model in models}.values())
+
+
+@contextmanager
+def _device(sweep: Path, job: Job) -> Iterator[dict[str, str]]:
+    """One GPU of several for the time of a cell, since parallel jobs share a machine.
+
+    Yields:
+        Environment variables that show the run this GPU alone; none where there is one GPU or no,
+        or where the cell's overrides say how many it takes.
+    """
+    own = any(text.startswith("fabric.devices=") for run in job.runs for text in run.others)
+    devices = [] if own else _visible_gpus()
+    if len(devices) < 2:
+        yield {}
+        return
+    (sweep / "gpus").mkdir(exist_ok=True)
+    while True:
+        for device in devices:
+            lock = FileLock(sweep / "gpus" / f"{platform.node()}-{device}.lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                continue
+            try:
+                yield {"CUDA_VISIBLE_DEVICES": device}
+            finally:
+                lock.release()
+            return
+        time.sleep(1)
+
+
+def _visible_gpus() -> list[str]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [device.strip() for device in visible.split(",") if device.strip()]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the run too, as an interrupt does; only the main thread can."""
+    try:
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end_orphan(directory: Path) -> None:
+    """End the run of a process that was killed itself: two runs must not write to one place."""
+    path = directory / PROCESS_FILE
+    if not path.is_file():
+        return
+    content = read_json(path)
+    try:
+        process = psutil.Process(content["pid"])
+        if process.create_time() == content["born"]:
+            print(f"ending process {process.pid}, left by a sweep that was killed", flush=True)
+            _end(process)
+    except psutil.NoSuchProcess:
+        pass
+    path.unlink(missing_ok=True)
+
+
+def _end(process: psutil.Process | None) -> None:
+    """End a process and those that it has started."""
+    if process is None:
+        return
+    try:
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for member in family:
+        try:
+            member.terminate()
+        except psutil.NoSuchProcess:
+            continue
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
+    for member in alive:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(alive, timeout=PATIENCE)

@@ -1,0 +1,132 @@
+r"""A document in LaTeX: floats to ``\input``, with booktabs."""
+
+from __future__ import annotations
+
+import re
+
+from .document import Cell, Document, Grid, Note
+
+__all__ = ["latex"]
+
+_CHARACTERS = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "%": r"\%",
+    "#": r"\#",
+    "_": r"\_",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+    "|": "$|$",
+    '"': "''",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "−": "$-$",
+    "–": "--",
+    "—": "---",
+    "…": r"\dots{}",
+    "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
+    "§": r"\S{}",
+    "¶": r"\P{}",
+    "‖": r"$\|$",
+    "·": r"$\cdot$",
+    "≈": r"$\approx$",
+    "α": r"$\alpha$",
+    "ε": r"$\varepsilon$",
+    "λ": r"$\lambda$",
+    "μ": r"$\mu$",
+    "ρ": r"$\rho$",
+    "σ": r"$\sigma$",
+    "ω": r"$\omega$",
+    "→": r"$\rightarrow$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+}
+_SPECIAL = re.compile("|".join(map(re.escape, _CHARACTERS)))
+
+
+def latex(document: Document) -> str:
+    r"""Write a document as LaTeX: a float per grid, and its notes.
+
+    What a reader of the paper needs is printed below the floats. Checkpoints and commands are
+    comments: there for whoever opens the file.
+    """
+    parts = [
+        f"% {_one_line(document.title)}",
+        r"% In the preamble: \usepackage[utf8]{inputenc} \usepackage{adjustbox,booktabs}",
+        *(_grid(document, grid) for grid in document.grids),
+    ]
+    printed = [note for note in document.notes if note.kind != "record"]
+    if printed:
+        lines = [_note(note) for note in printed]
+        parts.append(
+            "\n\n".join([r"\begingroup\footnotesize\raggedright", *lines, r"\par\endgroup"])
+        )
+    for note in document.notes:
+        if note not in printed:
+            parts.append("\n".join(f"% {_one_line(line)}" for line in (note.heading, *note.lines)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _grid(document: Document, grid: Grid) -> str:
+    rows = []
+    for at, row in enumerate(grid.rows):
+        rows += [r"\midrule"] if at in grid.rules else []
+        rows.append(_row([_cell(cell) for cell in row]))
+    columns = "l" * grid.text_columns + "r" * (len(grid.header) - grid.text_columns)
+    caption = _escape(f"{document.title}: {grid.title}. {grid.caption}".strip())
+    return "\n".join(
+        [
+            r"\begin{table*}[t]",
+            r"\centering\small",
+            f"\\caption{{{caption}}}",
+            f"\\label{{tab:{_label(document.name)}-{_label(grid.name)}}}",
+            r"\begin{adjustbox}{max width=\textwidth}",
+            f"\\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            _row([_escape(text) for text in grid.header]),
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{adjustbox}",
+            r"\end{table*}",
+        ]
+    )
+
+
+def _row(cells: list[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _cell(cell: Cell) -> str:
+    text = _escape(cell.text)
+    marks = f"\\textsuperscript{{{_escape(cell.marks)}}}" if cell.marks else ""
+    spread = f" {{\\scriptsize$\\pm$ {_escape(cell.spread)}}}" if cell.spread else ""
+    return (f"\\textbf{{{text}}}" if cell.bold and text else text) + spread + marks
+
+
+def _note(note: Note) -> str:
+    lines = [_escape(line) for line in note.lines]
+    if note.code:
+        lines = [f"\\texttt{{{line}}}" for line in lines]
+    return f"\\textbf{{{_escape(note.heading)}.}} " + " ".join(lines)
+
+
+def _escape(text: str) -> str:
+    escaped = _SPECIAL.sub(lambda match: _CHARACTERS[match.group()], _one_line(text))
+    # these two after the end of a row would be read as belonging to it
+    return f"{{}}{escaped}" if escaped.startswith(("[", "*")) else escaped
+
+
+def _label(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

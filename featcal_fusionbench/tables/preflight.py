@@ -1,0 +1,295 @@
+"""Whether all models and data sets of a table are there, before its first run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import datasets.config
+from datasets.naming import camelcase_to_snakecase
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import RepositoryNotFoundError
+from omegaconf import DictConfig
+
+from .compose import plain
+from .errors import SweepError
+
+__all__ = ["Found", "Kind", "Place", "Source", "check_sources", "require_all", "sources_of"]
+
+HUB_TIMEOUT = 10.0
+
+_CONFIGS = ("config.json", "adapter_config.json")
+_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "adapter_model.safetensors",
+    "adapter_model.bin",
+)
+_PROCESSORS = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer_config.json",
+    "config.json",
+)
+
+
+class Kind(Enum):
+    """What a path or hub id stands for."""
+
+    MODEL = "model"
+    PROCESSOR = "processor"
+    DATASET = "data set"
+    DIRECTORY = "directory"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One thing that a configuration names by a path or hub id.
+
+    Attributes:
+        kind: What it is.
+        id: Its path or hub id.
+        name: Configuration of a data set; empty: the default one.
+        split: Split of a data set.
+        setting: Where the configuration names it: what to override to have it elsewhere.
+    """
+
+    kind: Kind
+    id: str
+    name: str = ""
+    split: str = ""
+    setting: str = ""
+
+    @property
+    def title(self) -> str:
+        """What and which."""
+        return " ".join(filter(None, (self.kind.value, self.id, self.name)))
+
+
+class Place(Enum):
+    """Where a source was found."""
+
+    LOCAL = "local"
+    CACHED = "cached"
+    HUB = "to download"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found out about a source.
+
+    Attributes:
+        source: The source, with the first of its settings.
+        settings: All settings that name it.
+        place: Where it is.
+        bytes: What is to be downloaded, where the hub says so.
+        problem: Why it counts as missing.
+    """
+
+    source: Source
+    settings: tuple[str, ...]
+    place: Place
+    bytes: int | None = None
+    problem: str = ""
+
+
+def sources_of(config: DictConfig) -> list[Source]:
+    """Everything that a composed configuration's pools read by a path or hub id."""
+    found: list[Source] = []
+    for group in ("modelpool", "taskpool"):
+        found += _pool_sources(group, plain(config[group], resolve=True))
+    return found
+
+
+def _pool_sources(group: str, content: Mapping[str, Any]) -> Iterator[Source]:
+    for name, value in content.items():
+        setting = f"{group}.{name}"
+        if name == "models":
+            for model, entry in value.items():
+                yield from _model(entry, f"{setting}.{model}")
+        elif name in ("base_model", "clip_model"):
+            yield from _model(value, setting)
+        elif name in ("processor", "data_processor", "tokenizer"):
+            yield from _processor(value, setting)
+        elif name.endswith("_datasets"):
+            for task, entry in (value or {}).items():
+                yield from _dataset(entry, f"{setting}.{task}")
+    if "FlanT5GLUE" in str(content.get("_target_", content.get("type"))):
+        for entry in content["tasks"]:
+            of = entry["dataset"]
+            # the task pool itself knows where GLUE is: `glue` in the current directory, or the hub
+            yield Source(Kind.DATASET, "glue", of["name"], of["split"], "the directory ./glue")
+
+
+def _model(entry: Any, setting: str) -> Iterator[Source]:
+    if isinstance(entry, str):
+        yield Source(Kind.MODEL, entry, setting=setting)
+    elif isinstance(entry, Mapping):
+        for key in ("pretrained_model_name_or_path", "base_model_path", "peft_model_path"):
+            if isinstance(entry.get(key), str):
+                yield Source(Kind.MODEL, entry[key], setting=f"{setting}.{key}")
+
+
+def _processor(entry: Any, setting: str) -> Iterator[Source]:
+    if isinstance(entry, str):
+        yield Source(Kind.PROCESSOR, entry, setting=setting)
+    elif isinstance(entry, Mapping):
+        for key in ("pretrained_model_name_or_path", "directory"):
+            if isinstance(entry.get(key), str):
+                kind = Kind.DIRECTORY if key == "directory" else Kind.PROCESSOR
+                yield Source(kind, entry[key], setting=f"{setting}.{key}")
+
+
+def _dataset(entry: Any, setting: str) -> Iterator[Source]:
+    if isinstance(entry, str):
+        yield Source(Kind.DATASET, entry, setting=setting)
+        return
+    if not isinstance(entry, Mapping):
+        return
+    target = str(entry.get("_target_", ""))
+    split = str(entry.get("split") or "")
+    if target.endswith("load_glue_dataset"):
+        path = entry.get("path", "glue")
+        yield Source(Kind.DATASET, path, entry["name"], split, f"+{setting}.path")
+    elif isinstance(entry.get("path"), str):
+        name = str(entry.get("name") or "")
+        yield Source(Kind.DATASET, entry["path"], name, split, f"{setting}.path")
+    elif isinstance(entry.get("directory"), str):
+        yield Source(Kind.DIRECTORY, entry["directory"], setting=f"{setting}.directory")
+
+
+def check_sources(sources: Iterable[Source]) -> list[Found]:
+    """Look for every source: as a local path, in the caches, on the hub; each one once.
+
+    The hub is asked unless ``HF_HUB_OFFLINE`` is set, and not again once it did not answer.
+    """
+    settings: dict[Source, list[str]] = {}
+    for source in sources:
+        key = Source(source.kind, source.id, source.name, source.split)
+        named = settings.setdefault(key, [])
+        if source.setting not in named:
+            named.append(source.setting)
+    hub = _Hub()
+    return [_find(source, tuple(named), hub) for source, named in settings.items()]
+
+
+def require_all(found: Iterable[Found]) -> None:
+    """Make sure that nothing is missing.
+
+    Raises:
+        SweepError: Something is; all of it is named, with the overrides that give it elsewhere.
+    """
+    missing = [item for item in found if item.place is Place.MISSING]
+    if not missing:
+        return
+    lines = [f"{len(missing)} models or data sets are missing:"]
+    for item in missing:
+        shown = ", ".join(
+            setting if setting.startswith("the ") else f"{setting}=PATH-OR-ID"
+            for setting in item.settings[:3]
+        )
+        more = len(item.settings) - 3
+        lines.append(
+            f"  {item.source.title}: {item.problem}. Set {shown}"
+            + (f" and {more} more" if more > 0 else "")
+        )
+    lines.append("Overrides are given after the options and hold for all cells.")
+    raise SweepError("\n".join(lines))
+
+
+def _find(source: Source, settings: tuple[str, ...], hub: _Hub) -> Found:
+    path = Path(source.id).expanduser()
+    if path.exists() or path.is_absolute() or source.kind is Kind.DIRECTORY:
+        problem = _local_problem(source, path)
+        return Found(source, settings, Place.MISSING if problem else Place.LOCAL, problem=problem)
+    if source.kind is Kind.DATASET:
+        cached, problem = _dataset_in_cache(source)
+    else:
+        cached, problem = _model_in_cache(source)
+    if cached:
+        return Found(source, settings, Place.CACHED)
+    size, hub_problem = hub.look_up(source)
+    if hub_problem:
+        joined = f"{problem}, and {hub_problem}"
+        return Found(source, settings, Place.MISSING, problem=joined)
+    return Found(source, settings, Place.HUB, bytes=size)
+
+
+def _local_problem(source: Source, path: Path) -> str:
+    if not path.exists():
+        return "there is no such file or directory"
+    if source.kind is Kind.MODEL and path.is_dir():
+        for what, names in (("configuration", _CONFIGS), ("weights", _WEIGHTS)):
+            if not any((path / name).exists() for name in names):
+                return f"the directory has no {what} ({names[0]}, …)"
+    if source.kind is Kind.PROCESSOR and path.is_dir():
+        if not any((path / name).exists() for name in _PROCESSORS):
+            return f"the directory has no {_PROCESSORS[0]}"
+    return ""
+
+
+def _model_in_cache(source: Source) -> tuple[bool, str]:
+    wanted = [_PROCESSORS] if source.kind is Kind.PROCESSOR else [_CONFIGS, _WEIGHTS]
+    for names in wanted:
+        if not any(isinstance(try_to_load_from_cache(source.id, name), str) for name in names):
+            return False, f"not in the hub's cache {constants.HF_HUB_CACHE}"
+    return True, ""
+
+
+def _dataset_in_cache(source: Source) -> tuple[bool, str]:
+    """Whether ``datasets`` has prepared it before: offline it reads from its own cache alone."""
+    root = Path(datasets.config.HF_DATASETS_CACHE)
+    *namespace, name = source.id.split("/")
+    folder = root / "___".join([*namespace, camelcase_to_snakecase(name)])
+    infos = list(folder.glob(f"{source.name or '*'}/*/*/dataset_info.json"))
+    if not infos:
+        return False, f"not in the data sets' cache {root}"
+    split = source.split.partition("[")[0]
+    known = {key for info in infos for key in (json.loads(info.read_text()).get("splits") or {})}
+    if split and split not in known:
+        return False, f"in the data sets' cache {root} without the split {split}"
+    return True, ""
+
+
+class _Hub:
+    """The hub, as long as it answers."""
+
+    def __init__(self) -> None:
+        self._api = HfApi()
+        self._silent = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
+        self._known: dict[tuple[str, str], tuple[int | None, str]] = {}
+
+    def look_up(self, source: Source) -> tuple[int | None, str]:
+        """Bytes of a repository's files, and what speaks against downloading it."""
+        if self._silent:
+            return None, self._silent
+        kind = "dataset" if source.kind is Kind.DATASET else "model"
+        key = (kind, source.id)
+        if key not in self._known:
+            self._known[key] = self._ask(kind, source.id)
+        return self._known[key]
+
+    def _ask(self, kind: str, repository: str) -> tuple[int | None, str]:
+        try:
+            ask = self._api.dataset_info if kind == "dataset" else self._api.model_info
+            info = ask(repository, timeout=HUB_TIMEOUT, files_metadata=True)
+        except RepositoryNotFoundError:
+            return None, "the hub has no such repository, or none for you (`hf auth login`)"
+        except Exception as error:  # of several HTTP libraries, by the hub library's release
+            self._silent = f"the hub did not answer ({type(error).__name__})"
+            return None, self._silent
+        # unlike names of one file stand for one set of weights: the first form that there is
+        files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        if kind == "model":
+            weights = [name for name in files if Path(name).suffix in (".safetensors", ".bin")]
+            safe = [name for name in weights if name.endswith(".safetensors")]
+            kept = set(safe or weights)
+            files = {n: s for n, s in files.items() if n in kept or s < 10 * 2**20}
+        return sum(files.values()), ""

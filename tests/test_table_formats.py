@@ -1,0 +1,514 @@
+"""A table in every format, read back, and the files of one call."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from cells import cell, expected, layout, models
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featcal_fusionbench.report import render_text
+from featcal_fusionbench.tables.checks import TableError
+from featcal_fusionbench.tables.document import Cell, Document, Grid, Note
+from featcal_fusionbench.tables.latex import latex
+from featcal_fusionbench.tables.layout import PublishedValue, PublishedValues, TableLayout
+from featcal_fusionbench.tables.markdown import markdown
+from featcal_fusionbench.tables.published import (
+    MixedTreesError,
+    PublishedNumberError,
+    Tree,
+    look_up,
+)
+from featcal_fusionbench.tables.results import CellResult
+from featcal_fusionbench.tables.terminal import terminal
+from featcal_fusionbench.tables.tidy import tidy_csv
+from featcal_fusionbench.tables.wording import number_text, percent
+from featcal_fusionbench.tables.write import make_document, write_tables
+
+TA8 = look_up(Tree.FUSIONBENCH, "clip-vit-base-patch32", "TA8", "Pre-trained").tasks
+TALL20 = look_up(Tree.FUSIONBENCH, "clip-vit-base-patch32", "TALL20", "Pre-trained").tasks
+
+
+def whole_layout(**kwargs: Any) -> TableLayout:
+    return layout(
+        tasks=TA8,
+        published=PublishedValues(
+            tree=Tree.FUSIONBENCH,
+            backbone="clip-vit-base-patch32",
+            task_set="TA8",
+            values=(
+                PublishedValue(merger="ta", label="Task Arithmetic (lambda=0.3)"),
+                PublishedValue(merger="ta", label="TA (FeatCal paper, no calibration)"),
+                PublishedValue(
+                    merger="ta", calibrator="featcal", label="TA + FeatCal (paper, n=256)"
+                ),
+            ),
+        ),
+        **kwargs,
+    )
+
+
+def whole(seeds: tuple[int, ...] = (0, 1)) -> list[CellResult]:
+    """All cells of ``whole_layout``, with all that a cell may have."""
+
+    def make(merger: str, calibrator: str, score: float, seed: int) -> CellResult:
+        return cell(
+            merger,
+            calibrator,
+            {task: score + 0.01 * seed + 0.002 * at for at, task in enumerate(TA8)},
+            seed,
+            tasks=TA8,
+            models=models(base="0123456789abcdef", sun397="fedcba9876543210"),
+            labels=("trained on test inputs",) if merger == "ties" else (),
+        )
+
+    scores = {
+        ("base", "none"): 0.4,
+        ("experts", "none"): 0.9,
+        ("ta", "none"): 0.6,
+        ("ta", "featcal"): 0.8,
+        ("ties", "none"): 0.65,
+        ("ties", "featcal"): 0.825,
+    }
+    return [make(m, c, score, seed) for (m, c), score in scores.items() for seed in seeds]
+
+
+def markdown_tables(text: str) -> list[list[list[str]]]:
+    """Rows of cells of every table; the line of dashes is left out."""
+    tables = []
+    for block in re.findall(r"(?:^\|.*\|\n)+", text, flags=re.MULTILINE):
+        lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in block.splitlines()]
+        assert all(set(text.strip()) <= set("-:") for text in lines[1])
+        tables.append([[text.strip() for text in line] for line in (lines[0], *lines[2:])])
+    return tables
+
+
+def notes_of(document: Document) -> dict[str, tuple[str, ...]]:
+    return {note.heading: note.lines for note in document.notes}
+
+
+# Content
+
+
+def test_base_and_experts_come_first() -> None:
+    for table in markdown_tables(markdown(make_document(whole(), whole_layout()))):
+        if table[0][1] == "calibrator" and "published as" not in table[0]:
+            assert [row[0] for row in table[1:3]] == ["base", "experts"]
+
+
+def test_the_overview_by_hand() -> None:
+    cells = [
+        cell("experts", scores={"a": 0.8, "b": 1.0}, seconds=None),
+        cell("ta", scores={"a": 0.4, "b": 0.5}, seconds=2.345, peak_memory_bytes=3 << 29),
+        cell("ta", "featcal", {"a": 0.6, "b": 0.75}, seconds=61.5, peak_device_bytes=1 << 30),
+    ]
+    document = make_document(cells, layout())
+    (overview,) = [grid for grid in document.grids if grid.name == "overview"]
+    lines = [[entry.text for entry in row] for row in overview.rows]
+    assert overview.header == (
+        *("merger", "calibrator", "seeds", "average", "normalised", "gap closed"),
+        *("seconds", "memory", "device memory"),
+    )
+    assert lines == [
+        ["experts", "", "1", "90.0", "100.0", "", "–", "1.0 GiB", "–"],
+        ["Task Arithmetic", "none", "1", "45.0", "50.0", "", "2.3", "1.5 GiB", "–"],
+        ["Task Arithmetic", "FeatCal", "1", "67.5", "75.0", "50 %", "62", "1.0 GiB", "1.0 GiB"],
+    ]
+
+
+def test_deviations_and_the_best_of_a_row() -> None:
+    document = make_document(whole(), whole_layout())
+    (matrix,) = [grid for grid in document.grids if grid.name == "averages"]
+    assert matrix.header == ("", "none", "FeatCal")
+    (row,) = [row for row in matrix.rows if row[0].text == "Task Arithmetic"]
+    assert row[1:] == (Cell("61.2", "0.7"), Cell("81.2", "0.7", bold=True))
+    (row,) = [row for row in matrix.rows if row[0].text == "experts"]
+    assert row[1:] == (Cell("91.2", "0.7"), Cell())
+
+
+def test_a_partial_average_is_marked_everywhere_and_beats_nothing() -> None:
+    cells = whole((0,))
+    partial = {task: 0.99 for task in TA8[1:]}
+    cells = [
+        replace(c, scores=partial) if (c.merger, c.calibrator) == ("ta", "featcal") else c
+        for c in cells
+    ]
+    document = make_document(cells, whole_layout())
+    for name in ("averages", "overview", "scores"):
+        (grid,) = [grid for grid in document.grids if grid.name == name]
+        at = grid.header.index("FeatCal" if name == "averages" else "average")
+        rows = [row for row in grid.rows if row[0].text == "Task Arithmetic"]
+        assert rows[-1][at] == Cell("99.0", marks="*")
+        assert not any(entry.bold for entry in rows[-1])
+    (grid,) = [grid for grid in document.grids if grid.name == "overview"]
+    (row,) = [
+        row for row in grid.rows if [c.text for c in row[:2]] == ["Task Arithmetic", "FeatCal"]
+    ]
+    assert row[grid.header.index("published")].text == "85.5"
+    assert row[grid.header.index("difference")].text == "–"
+    assert "without sun397: ta × featcal" in " ".join(notes_of(document)["Warnings"])
+    assert "* partial: over fewer tasks than the table has." in notes_of(document)["How to read it"]
+
+
+def test_training_on_test_inputs_is_marked() -> None:
+    document = make_document(whole(), whole_layout())
+    for grid in document.grids:
+        marked = {row[0].text for row in grid.rows if any("†" in entry.marks for entry in row)}
+        assert marked <= {"TIES"}
+    assert "† trained on test inputs." in notes_of(document)["How to read it"]
+    for text in (markdown(document), latex(document), render_text(terminal(document), 130)):
+        assert "trained on test inputs" in text
+
+
+def test_missing_cells_are_dashes_and_listed_with_reasons() -> None:
+    wanted = expected(("ties", "featcal", 1), failure="OutOfMemoryError: 3 GiB")
+    wanted += expected(("ties", "featcal", 0), ("ta", "none", 5))
+    cells = [c for c in whole() if (c.merger, c.calibrator) != ("ties", "featcal")]
+    document = make_document(cells, whole_layout(expected=wanted))
+    assert notes_of(document)["Missing"] == (
+        "ta × none, seed 5: no result yet.",
+        "ties × featcal, seed 0: no result yet.",
+        "ties × featcal, seed 1: OutOfMemoryError: 3 GiB.",
+    )
+    (overview,) = [grid for grid in document.grids if grid.name == "overview"]
+    assert [entry.text for entry in overview.rows[-1]][:6] == ["TIES", "FeatCal", "0 of 2"] + [
+        "–"
+    ] * 3
+    (matrix,) = [grid for grid in document.grids if grid.name == "averages"]
+    assert [entry.text for entry in matrix.rows[-1]] == ["TIES", "66.2", "–"]
+
+
+def test_published_values_stand_beside_with_source_and_difference() -> None:
+    document = make_document(whole((0,)), whole_layout())
+    (grid,) = [grid for grid in document.grids if grid.name == "published"]
+    rows = [[entry.text for entry in row] for row in grid.rows]
+    at = grid.header.index("eurosat")
+    assert [row[:3] for row in rows] == [
+        ["Task Arithmetic", "none", "Task Arithmetic (lambda=0.3)"],
+        ["Task Arithmetic", "none", "TA (FeatCal paper, no calibration)"],
+        ["Task Arithmetic", "FeatCal", "TA + FeatCal (paper, n=256)"],
+    ]
+    assert rows[0][at] == "76.7 (−16.1)"
+    assert rows[1][at] == "–"
+    assert rows[0][-1] == "68.0 (−7.3)"
+    assert rows[2][-1] == "85.5 (−4.8)"
+    sources = notes_of(document)["Published sources"]
+    assert "fusionbench checkpoints, clip-vit-base-patch32, TA8" in sources[0]
+    for mark in {row[2].marks for row in grid.rows}:
+        (source,) = [line for line in sources if line.startswith(mark)]
+        assert len(source) > len(mark) + 10
+
+
+def test_what_one_needs_to_have_it_again() -> None:
+    notes = notes_of(make_document(whole(), whole_layout(notes=("α: the paper's",))))
+    assert notes["Command"] == ("featcal-table table",)
+    assert "fusion_bench method=ta seed=1" in notes["Command of each cell"]
+    assert "base: hub/base (sha256 0123456789ab)" in notes["Checkpoints"]
+    assert "sun397: hub/sun397 (sha256 fedcba987654)" in notes["Checkpoints"]
+    assert notes["Made"][0] == "2026-11-29 to 2026-11-30"
+    assert "AMD EPYC, 2 cores, 1 threads of torch, 24.0 GiB" in notes["Made"][1]
+    assert "torch 2.13.0" in notes["Made"][2]
+    assert notes["Remarks"] == ("α: the paper's",)
+
+
+def test_twenty_tasks_are_divided() -> None:
+    cells = [cell("ta", scores=dict.fromkeys(TALL20, 0.5), tasks=TALL20)]
+    grids = [g for g in make_document(cells, layout(tasks=TALL20)).grids if "scores" in g.name]
+    assert [grid.name for grid in grids] == ["scores-1", "scores-2"]
+    assert [t for grid in grids for t in grid.header if t in TALL20] == list(TALL20)
+    assert ["average" in grid.header for grid in grids] == [False, True]
+
+
+def test_rho_is_named() -> None:
+    cells = [
+        cell("ta", scores={"a": 0.5, "b": -0.25}, metrics={"a": "accuracy", "b": "spearman_rho"})
+    ]
+    document = make_document(cells, layout())
+    assert all(
+        "b: 100 × Spearman's ρ" in grid.caption for grid in document.grids if "scores" in grid.name
+    )
+    (scores,) = [grid for grid in document.grids if grid.name == "scores"]
+    assert scores.rows[0][3].text == "−25.0"
+
+
+def test_a_curve_has_a_grid_of_its_own() -> None:
+    cells = [
+        *whole((0,)),
+        *(
+            cell("ta", "featcal", dict.fromkeys(TA8, score), tasks=TA8, point={"n_samples": n})
+            for n, score in ((16, 0.8), (2, 0.7))
+        ),
+    ]
+    document = make_document(cells, whole_layout(curves={"n_samples": "inputs"}))
+    (grid,) = [grid for grid in document.grids if grid.name == "curve-n_samples"]
+    assert grid.header == ("merger", "calibrator", "2", "16")
+    assert [[entry.text for entry in row] for row in grid.rows] == [
+        ["Task Arithmetic", "FeatCal", "70.0", "80.0"]
+    ]
+    (grid,) = [grid for grid in document.grids if grid.name == "overview-n_samples"]
+    assert grid.title == "Averages, share of the gap closed, cost by inputs"
+    assert [row[2].text for row in grid.rows] == ["2", "16"]
+
+
+def test_the_best_stands_out_among_averages_over_the_same_tasks() -> None:
+    cells = [cell("ta", scores={"a": 0.5}), cell("ta", "featcal", {"a": 0.6})]
+    (matrix,) = [g for g in make_document(cells, layout()).grids if g.name == "averages"]
+    assert [entry.bold for entry in matrix.rows[0]] == [False, False, True]
+    # as printed: what cannot be told apart is equally good
+    cells = [cell("ta", scores={"a": 0.5}), cell("ta", "featcal", {"a": 0.5001})]
+    (matrix,) = [g for g in make_document(cells, layout()).grids if g.name == "averages"]
+    assert [entry.bold for entry in matrix.rows[0]] == [False, True, True]
+
+
+def test_a_smoke_run_says_so_in_every_title() -> None:
+    document = make_document([replace(c, size="smoke") for c in whole()], whole_layout())
+    assert document.title == "A table (smoke size)"
+    assert "published" not in {grid.name for grid in document.grids}
+
+
+def test_swept_values_keep_their_digits() -> None:
+    assert number_text(1e-5) == "1e-05"
+    assert number_text(256) == "256"
+    assert number_text(0.123456789) == "0.123456789"
+    assert number_text("blur") == "blur"
+
+
+@pytest.mark.parametrize(
+    ("value", "signed", "text"),
+    [
+        (0.8547, False, "85.5"),
+        (-0.004, True, "−0.4"),
+        (0.004, True, "+0.4"),
+        (0.0, True, "0.0"),
+        (-0.0004, True, "0.0"),
+        (1.0, False, "100.0"),
+        (None, False, "–"),
+    ],
+)
+def test_percent(value: float | None, signed: bool, text: str) -> None:
+    assert percent(value, signed) == text
+
+
+# Formats
+
+
+def test_markdown_has_as_many_columns_everywhere() -> None:
+    document = make_document(whole(), whole_layout())
+    tables = markdown_tables(markdown(document))
+    assert len(tables) == len(document.grids)
+    for table, grid in zip(tables, document.grids, strict=True):
+        assert {len(row) for row in table} == {len(grid.header)}
+
+
+EVIL = r"a|b_c*d`e<f>g[h]i\j~k#l&m{n}$o%p^q" + '"r"'
+
+
+def evil(text: str) -> Document:
+    grid = Grid(
+        name="a grid",
+        title=text,
+        header=(text, "x"),
+        rows=((Cell(text), Cell(text, "1.0", marks="[1]*", bold=True)),),
+        text_columns=1,
+        caption=text,
+    )
+    notes = (Note("Warnings", (text,), "warning"), Note("C", (text,), "record"))
+    return Document(name="a_b", title=text, grids=(grid,), notes=notes)
+
+
+@settings(deadline=None, max_examples=50)
+@given(text=st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1))
+def test_no_text_breaks_a_markdown_table(text: str) -> None:
+    (table,) = markdown_tables(markdown(evil(text)))
+    assert [len(row) for row in table] == [2, 2]
+
+
+def test_markdown_escapes_what_it_would_take_for_its_own() -> None:
+    text = markdown(evil(EVIL))
+    for character in "|_*`<>[]~#&":
+        assert not re.search(rf"(?<!\\)b?{re.escape(character)}c_?d", text)
+    assert r"a\|b\_c\*d\`e\<f\>g\[h\]i\\j\~k\#l\&m\{n\}" in text
+    assert "± 1.0**" in text
+
+
+def tabular_rows(text: str) -> list[tuple[str, list[list[str]]]]:
+    """Column specification and rows of every tabular."""
+    found = []
+    for spec, body in re.findall(
+        r"\\begin\{tabular\}\{(\w+)\}\n(.*?)\\end\{tabular\}", text, flags=re.DOTALL
+    ):
+        assert body.startswith("\\toprule\n")
+        assert body.endswith("\\bottomrule\n")
+        lines = [line for line in body.splitlines() if not re.fullmatch(r"\\\w+rule", line)]
+        assert all(line.endswith(r" \\") for line in lines)
+        found.append((spec, [re.split(r"(?<!\\)&", line) for line in lines]))
+    return found
+
+
+def test_latex_rows_have_the_columns_that_are_declared() -> None:
+    document = make_document(whole(), whole_layout())
+    tabulars = tabular_rows(latex(document))
+    assert len(tabulars) == len(document.grids)
+    for (spec, rows), grid in zip(tabulars, document.grids, strict=True):
+        assert spec == "l" * grid.text_columns + "r" * (len(grid.header) - grid.text_columns)
+        assert {len(row) for row in rows} == {len(spec)}
+        assert len(rows) == len(grid.rows) + 1
+
+
+def balanced(text: str) -> bool:
+    """Whether braces, environments and dollars close, comments and escapes left out."""
+    text = re.sub(r"(?<!\\)%.*", "", text)
+    text = text.replace("\\\\", "")
+    text = re.sub(r"\\[{}$&%#_]", "", text)
+    depth = 0
+    for character in text:
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth < 0:
+            return False
+    begun = re.findall(r"\\begin\{(\w+\*?)\}", text)
+    ended = re.findall(r"\\end\{(\w+\*?)\}", text)
+    return depth == 0 and sorted(begun) == sorted(ended) and text.count("$") % 2 == 0
+
+
+def test_latex_closes_what_it_opens() -> None:
+    assert balanced(latex(make_document(whole(), whole_layout())))
+    assert not balanced(r"\textbf{a")
+    assert not balanced(r"a $\pm b")
+
+
+@settings(deadline=None, max_examples=50)
+@given(text=st.text(st.characters(codec="ascii", exclude_categories=["C"]), min_size=1))
+def test_no_text_breaks_latex(text: str) -> None:
+    written = latex(evil(text))
+    assert balanced(written)
+    ((spec, rows),) = tabular_rows(written)
+    assert spec == "lr"
+    assert [len(row) for row in rows] == [2, 2]
+
+
+def test_latex_escapes() -> None:
+    written = latex(evil(EVIL))
+    assert r"b\_c*d`e$<$f$>$g[h]i\textbackslash{}j\textasciitilde{}k\#l\&m\{n\}\$o\%p" in written
+    assert r"\textasciicircum{}q''r''" in written
+    assert r"{\scriptsize$\pm$ 1.0}\textsuperscript{{}[1]*}" in written
+    assert r"\label{tab:a-b-a-grid}" in written
+    assert r"{\scriptsize$\pm$" in latex(make_document(whole(), whole_layout()))
+
+
+def test_latex_shows_warnings_and_keeps_records_as_comments() -> None:
+    written = latex(evil("text"))
+    shown = re.sub(r"^%.*$", "", written, flags=re.MULTILINE)
+    assert r"\textbf{Warnings.} text" in shown
+    assert "textbf{C.}" not in shown
+    assert "\n% C\n% text\n" in written
+
+
+def test_csv_equals_its_input() -> None:
+    cells = [
+        *whole(),
+        cell(
+            "ta",
+            "featcal",
+            {"sun397": 1 / 3, "dtd": math.nan},
+            9,
+            tasks=TA8,
+            metrics={"sun397": "accuracy", "dtd": "spearman_rho"},
+            point={"n_samples": 8},
+            seconds=None,
+            peak_memory_bytes=(1 << 53) + 1,
+            command="fusion_bench 'a=\"b, c\"'",
+        ),
+    ]
+    # as text, so that no reader's rounding hides a writer's
+    frame = pd.read_csv(io.StringIO(tidy_csv(cells, whole_layout())), dtype=str).fillna("")
+    keys = ["merger", "calibrator", "point.n_samples", "seed", "task"]
+    assert not frame.duplicated(keys).any()
+    assert len(frame) == sum(len(c.scores) for c in cells)
+    read = frame.set_index(keys)
+    for c in cells:
+        n = f"{c.point['n_samples']:.1f}" if c.point else ""
+        for task, score in c.scores.items():
+            line = read.loc[(c.merger, c.calibrator, n, str(c.seed), task)]
+            assert line["score"] == ("" if math.isnan(score) else repr(score))
+            assert line["metric"] == c.metrics[task]
+            assert line["peak_memory_bytes"] == str(c.peak_memory_bytes)
+            assert line["command"] == c.command
+            assert line["seconds"] == ("" if c.seconds is None else repr(c.seconds))
+    assert set(frame[frame.merger == "experts"]["normalised"]) == {"1.0"}
+
+
+def test_csv_stands_in_the_tables_order_whatever_the_cells() -> None:
+    assert tidy_csv(whole()[::-1], whole_layout()) == tidy_csv(whole(), whole_layout())
+
+
+def test_the_terminal_shows_every_number_at_any_width() -> None:
+    text = render_text(terminal(make_document(whole(), whole_layout())), 130)
+    assert "81.2 ± 0.7" in text
+    assert "featcal-table table" in text
+    assert "fusion_bench method=ta" not in text  # in the files
+    narrow = render_text(terminal(make_document(whole(), whole_layout())), 80)
+    assert "…" not in narrow
+
+
+# Files
+
+
+def test_one_call_writes_all_files(tmp_path: Path) -> None:
+    cells = [
+        *whole((0,)),
+        *(
+            cell("ta", "featcal", dict.fromkeys(TA8, 0.7), tasks=TA8, point={"ridge_lambda": x})
+            for x in (0.01, 1.0)
+        ),
+    ]
+    written = write_tables(cells, whole_layout(), tmp_path / "out")
+    names = {path.name for path in written.files}
+    assert names == {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"table.md", "table.tex", "table.csv"} | {
+        f"{name}.{suffix}"
+        for name in ("table", "table-tasks", "curve-ridge_lambda")
+        for suffix in ("png", "pdf")
+    }
+    assert (tmp_path / "out" / "table.md").read_text() == markdown(written.document)
+    for path in written.files:
+        start = {".png": b"\x89PNG", ".pdf": b"%PDF"}.get(path.suffix, b"")
+        assert path.read_bytes().startswith(start)
+
+
+def test_nothing_is_written_of_what_cannot_be_one_table(tmp_path: Path) -> None:
+    with pytest.raises(TableError):
+        write_tables([cell("ta"), cell("ta", size="smoke", seed=1)], layout(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_label_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    published = PublishedValues(
+        tree=Tree.FUSIONBENCH,
+        backbone="clip-vit-base-patch32",
+        task_set="TA8",
+        values=(PublishedValue(merger="ta", label="RegMaen"),),
+    )
+    with pytest.raises(PublishedNumberError, match="Did you mean RegMean"):
+        write_tables([cell("ta")], layout(published=published), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_of_two_trees_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it comes about: a layout's own values are of one tree."""
+    other = look_up(Tree.OTHER, "clip-vit-base-patch32", "TA8", "TA + Surgery")
+    resolve = PublishedValues.resolve
+
+    def mixed(self: PublishedValues) -> list[Any]:
+        return [*resolve(self), (PublishedValue(merger="ties", label=other.label), other)]
+
+    monkeypatch.setattr(PublishedValues, "resolve", mixed)
+    with pytest.raises(MixedTreesError):
+        make_document(whole(), whole_layout())
