@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from fusion_bench import BaseModelPool
 from torch import nn
 
@@ -15,7 +14,7 @@ from .calibration import CalibrationResult, CalibrationSettings, Plan, Weights, 
 from .calibration.drift import measure_drift
 from .calibration.estimate import Fit
 from .completion import complete_all
-from .merging import MergeOnlyAlgorithm, WrappingMethod, setting_names
+from .merging import WORKING_DTYPE, MergeOnlyAlgorithm, PlanningMethod, setting_names
 from .preparation import Prepared, TaskInputs, plan_calibration, prepare
 from .recorder import RunRecorder
 from .report import FeatCalReport, PlanEstimate, PlanRow, RichProgress, plan_table
@@ -23,10 +22,8 @@ from .upstream import MergedSource
 
 __all__ = ["FeatCalAlgorithm", "MergeOnlyAlgorithm"]
 
-WORKING_DTYPE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
 
-
-class FeatCalAlgorithm(WrappingMethod[CalibrationSettings, FeatCalReport]):
+class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
     """Merges with an upstream merger and calibrates the result (FeatCal, arXiv 2605.13030).
 
     Args:
@@ -45,25 +42,9 @@ class FeatCalAlgorithm(WrappingMethod[CalibrationSettings, FeatCalReport]):
     settings_type = CalibrationSettings
     report_type = FeatCalReport
 
-    _config_mapping = WrappingMethod._config_mapping | {
-        name: name for name in ("plan_only", *setting_names(CalibrationSettings))
+    _config_mapping = PlanningMethod._config_mapping | {
+        name: name for name in setting_names(CalibrationSettings)
     }
-
-    def __init__(
-        self,
-        merger: Any = None,
-        merged_model: str | None = None,
-        plan_only: bool = False,
-        output_dir: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.plan_only = plan_only
-        super().__init__(merger, merged_model, output_dir, **kwargs)
-
-    @property
-    def only_plans(self) -> bool:
-        """Whether a run only plans and returns no model."""
-        return self.plan_only
 
     def _work(
         self, pool: BaseModelPool, source: MergedSource, recorder: RunRecorder[FeatCalReport]

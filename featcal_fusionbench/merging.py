@@ -13,6 +13,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
+import torch
 from fusion_bench import BaseAlgorithm, BaseModelPool
 from fusion_bench.mixins import LightningFabricMixin
 from omegaconf import DictConfig, OmegaConf
@@ -26,10 +27,19 @@ from .recorder import ReportT, RunRecorder
 from .report import MergeReport, MergeSettings, MethodSettings, RunReport, report_name, scalars
 from .upstream import MergedSource, make_merger
 
-__all__ = ["MergeOnlyAlgorithm", "WrappingMethod", "setting_names"]
+__all__ = [
+    "WORKING_DTYPE",
+    "MergeOnlyAlgorithm",
+    "PlanningMethod",
+    "WrappingMethod",
+    "setting_names",
+]
 
 # FusionBench's program imports the method before the task pool, which needs this.
 apply_transformers_shim()
+
+WORKING_DTYPE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
+"""What weights are held in during forwards, by the setting ``forward_dtype``."""
 
 SettingsT = TypeVar("SettingsT", bound=MethodSettings)
 
@@ -249,6 +259,32 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
         saves_directories = type(pool).save_model is not BaseModelPool.save_model
         if saves_directories and hasattr(processor, "save_pretrained"):
             processor.save_pretrained(path)
+
+
+class PlanningMethod(WrappingMethod[SettingsT, ReportT]):
+    """A wrapping method that can stop after everything was checked.
+
+    Args:
+        plan_only: Check everything, print what would be done, and return None.
+        merger: See :class:`WrappingMethod`, as the rest.
+    """
+
+    _config_mapping = WrappingMethod._config_mapping | {"plan_only": "plan_only"}
+
+    def __init__(
+        self,
+        merger: Any = None,
+        merged_model: str | None = None,
+        plan_only: bool = False,
+        output_dir: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.plan_only = plan_only
+        super().__init__(merger, merged_model, output_dir, **kwargs)
+
+    @property
+    def only_plans(self) -> bool:
+        return self.plan_only
 
 
 class MergeOnlyAlgorithm(WrappingMethod[MergeSettings, MergeReport]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from fusion_bench import BaseModelPool
@@ -26,7 +26,7 @@ from .calibration.inputs import Inputs, place_inputs
 from .completion import each_expert
 from .corrected import CorrectedModel, wrap
 from .data import TRAINING_SPLITS
-from .merging import WrappingMethod, setting_names
+from .merging import WORKING_DTYPE, PlanningMethod, setting_names
 from .preparation import Prepared, prepare
 from .recorder import ReportT, RunRecorder
 from .report import ProbSurgeryReport, RepresentationSurgeryReport
@@ -36,32 +36,13 @@ __all__ = ["ProbSurgeryAlgorithm", "RepresentationSurgeryAlgorithm", "TEST_INPUT
 
 TEST_INPUTS_LABEL = "trained on test inputs"
 
-_DTYPE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
-
-
 SurgerySettingsT = TypeVar("SurgerySettingsT", bound=SurgerySettings)
 
 
-class _SurgeryAlgorithm(WrappingMethod[SurgerySettingsT, ReportT]):
+class _SurgeryAlgorithm(PlanningMethod[SurgerySettingsT, ReportT]):
     """What both methods do: collect representations, train one module per task, wrap the model."""
 
     returns_plain_model = False
-
-    def __init__(
-        self,
-        merger: Any = None,
-        merged_model: str | None = None,
-        plan_only: bool = False,
-        output_dir: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.plan_only = plan_only
-        super().__init__(merger, merged_model, output_dir, **kwargs)
-
-    @property
-    def only_plans(self) -> bool:
-        """Whether a run only plans and returns no model."""
-        return self.plan_only
 
     def _work(
         self, pool: BaseModelPool, source: MergedSource, recorder: RunRecorder[ReportT]
@@ -112,7 +93,7 @@ class _SurgeryAlgorithm(WrappingMethod[SurgerySettingsT, ReportT]):
         settings = self.settings
         clock, device = recorder.clock, self.fabric.device
         dtypes = {name: value.dtype for name, value in model.named_parameters()}
-        model.to(device, _DTYPE[settings.forward_dtype])
+        model.to(device, WORKING_DTYPE[settings.forward_dtype])
         with clock.phase("features"):
             collected = self._collect(model, prepared, show_progress=recorder.enabled)
         corrections: dict[str, Correction] = {}
@@ -141,7 +122,7 @@ class _SurgeryAlgorithm(WrappingMethod[SurgerySettingsT, ReportT]):
         """Training and held-out representations by task, each input once through both models."""
         settings = self.settings
         complete = prepared.architecture.complete_inputs(settings)
-        device, dtype = self.fabric.device, _DTYPE[settings.forward_dtype]
+        device, dtype = self.fabric.device, WORKING_DTYPE[settings.forward_dtype]
         experts = {task: checked.weights for task, checked in prepared.experts.items()}
         total = sum(len(of.calibration) + len(of.heldout) for of in prepared.inputs.values())
         low = settings.forward_dtype == "bfloat16"
@@ -225,8 +206,8 @@ class RepresentationSurgeryAlgorithm(
     settings_type = RepresentationSurgerySettings
     report_type = RepresentationSurgeryReport
 
-    _config_mapping = WrappingMethod._config_mapping | {
-        name: name for name in ("plan_only", *setting_names(RepresentationSurgerySettings))
+    _config_mapping = PlanningMethod._config_mapping | {
+        name: name for name in setting_names(RepresentationSurgerySettings)
     }
 
 
@@ -245,6 +226,6 @@ class ProbSurgeryAlgorithm(_SurgeryAlgorithm[ProbSurgerySettings, ProbSurgeryRep
     settings_type = ProbSurgerySettings
     report_type = ProbSurgeryReport
 
-    _config_mapping = WrappingMethod._config_mapping | {
-        name: name for name in ("plan_only", *setting_names(ProbSurgerySettings))
+    _config_mapping = PlanningMethod._config_mapping | {
+        name: name for name in setting_names(ProbSurgerySettings)
     }
