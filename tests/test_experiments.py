@@ -9,18 +9,18 @@ import pytest
 from omegaconf import DictConfig
 
 from featcal_fusionbench.command_line import override
-from featcal_fusionbench.tables.cells import Cell, Plan, Selection, cells_of, plan_cells
-from featcal_fusionbench.tables.compose import compose_config, compose_method, plain
-from featcal_fusionbench.tables.errors import ExperimentError
-from featcal_fusionbench.tables.experiment import (
+from featcal_fusionbench.sweeps.cells import Cell, Plan, Selection, cells_of, plan_cells
+from featcal_fusionbench.sweeps.compose import compose_config, compose_method, plain
+from featcal_fusionbench.sweeps.errors import ExperimentError
+from featcal_fusionbench.sweeps.experiment import (
     Calibrator,
     Experiment,
     Merger,
     load_experiment,
     table_names,
 )
-from featcal_fusionbench.tables.pools import Pools
-from featcal_fusionbench.tables.preflight import Kind, sources_of
+from featcal_fusionbench.sweeps.pools import Pools
+from featcal_fusionbench.sweeps.preflight import Kind, sources_of
 from featcal_fusionbench.tables.results import BASE, EXPERTS, Size
 
 TABLES = table_names()

@@ -17,11 +17,11 @@ import pytest
 from filelock import FileLock
 from pico import Pico
 
-from featcal_fusionbench.tables import cli
-from featcal_fusionbench.tables import sweep as sweep_module
-from featcal_fusionbench.tables.cli import main
-from featcal_fusionbench.tables.errors import SweepError
-from featcal_fusionbench.tables.preflight import (
+from featcal_fusionbench.sweeps import cli
+from featcal_fusionbench.sweeps import sweep as sweep_module
+from featcal_fusionbench.sweeps.cli import main
+from featcal_fusionbench.sweeps.errors import SweepError
+from featcal_fusionbench.sweeps.preflight import (
     Kind,
     Place,
     Source,
@@ -165,9 +165,9 @@ def test_some_tasks_make_partial_cells(table: list[str]) -> None:
 
 DRIVER = """
 import sys
-from featcal_fusionbench.tables import sweep
+from featcal_fusionbench.sweeps import sweep
 sweep.program = lambda: {fake!r}
-from featcal_fusionbench.tables.cli import main
+from featcal_fusionbench.sweeps.cli import main
 raise SystemExit(main(sys.argv[1:]))
 """
 
@@ -339,7 +339,7 @@ def test_the_hubs_cache_and_the_data_sets_cache_are_looked_into(
         return found.place
 
     monkeypatch.setattr(
-        "featcal_fusionbench.tables.preflight.try_to_load_from_cache",
+        "featcal_fusionbench.sweeps.preflight.try_to_load_from_cache",
         lambda repo, name: str(snapshot / name) if (snapshot / name).exists() else None,
     )
     assert place(Kind.MODEL, "some/expert") is Place.MISSING  # a configuration without weights
@@ -357,7 +357,7 @@ def test_the_hub_is_asked_once_per_repository_and_not_after_it_was_silent(
 ) -> None:
     from types import SimpleNamespace
 
-    from featcal_fusionbench.tables import preflight
+    from featcal_fusionbench.sweeps import preflight
 
     asked: list[str] = []
 
@@ -410,8 +410,8 @@ def test_parallel_cells_get_a_gpu_each(
 ) -> None:
     from dataclasses import replace
 
-    from featcal_fusionbench.tables.directory import Job
-    from featcal_fusionbench.tables.job import _device
+    from featcal_fusionbench.sweeps.directory import Job
+    from featcal_fusionbench.sweeps.job import _device
 
     assert main([*table, "--only", "merger=base"]) == 0
     job = Job.read(Path("out/cells/base/none/seed0/job.json"))

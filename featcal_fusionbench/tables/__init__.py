@@ -1,1 +1,1 @@
-"""The paper's tables: results of a sweep's cells, published numbers, tables and figures of both."""
+"""The paper's tables: results of cells and published numbers, and documents and figures of both."""

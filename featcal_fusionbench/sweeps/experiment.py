@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from ..report.codec import from_json
 from ..report.errors import ReportError
+from ..tables.layout import PublishedValue, PublishedValues
+from ..tables.published import Tree
+from ..tables.results import BASE, EXPERTS, NO_CALIBRATOR, Size
 from .compose import compose_group, config_roots, plain
 from .errors import ExperimentError, unknown
-from .layout import PublishedValue, PublishedValues
-from .published import Tree
-from .results import BASE, EXPERTS, NO_CALIBRATOR, Size
 
 __all__ = [
     "Calibrator",

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ..tables.results import BASE, EXPERTS, NO_CALIBRATOR, CellResult, Size
 from .cells import Cell
 from .experiment import Experiment
-from .results import BASE, EXPERTS, NO_CALIBRATOR, CellResult, Size
 
 __all__ = ["MODEL", "Estimate", "Estimator"]
 

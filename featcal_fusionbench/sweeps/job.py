@@ -32,6 +32,7 @@ from ..command_line import override
 from ..report import ModelIdentity, RunReport, collect_versions, describe_machine
 from ..report.errors import ReportError
 from ..report.files import read_json, write_json
+from ..tables.results import ACCURACY, CELL_FILE, EXPERTS, SPEARMAN_RHO, CellResult, Metric
 from .cells import Run
 from .directory import (
     FAILURE_FILE,
@@ -42,7 +43,6 @@ from .directory import (
     job_lock,
     write_failure,
 )
-from .results import ACCURACY, CELL_FILE, EXPERTS, SPEARMAN_RHO, CellResult, Metric
 
 __all__ = ["CONFIG_NAME", "main", "run_cell"]
 

@@ -15,10 +15,10 @@ from ..command_line import (
     settings_overrides,
     take_expert,
 )
+from ..tables.results import BASE, EXPERTS, NO_CALIBRATOR, TRAINED_ON_TEST_INPUTS, Size
 from .errors import ExperimentError, unknown
 from .experiment import REFERENCE_ROWS, Calibrator, Experiment, Merger
 from .pools import Pools
-from .results import BASE, EXPERTS, NO_CALIBRATOR, TRAINED_ON_TEST_INPUTS, Size
 
 __all__ = ["Cell", "Plan", "Run", "Selection", "cells_of", "plan_cells"]
 

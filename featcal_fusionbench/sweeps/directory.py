@@ -30,9 +30,9 @@ from filelock import FileLock, Timeout
 from ..report.codec import from_json
 from ..report.errors import ReportError
 from ..report.files import read_json, require_writable, write_json
+from ..tables.results import CELL_FILE, CellResult, Size
 from .cells import Cell, Plan, Run
 from .errors import SweepError
-from .results import CELL_FILE, CellResult, Size
 
 __all__ = ["Failure", "Identity", "Job", "State", "Status", "SweepDirectory"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..tables.layout import ExpectedCell, TableLayout
+from ..tables.write import WrittenTable, write_tables
 from .cells import Cell
 from .directory import State, Status, SweepDirectory
 from .experiment import Experiment
-from .layout import ExpectedCell, TableLayout
 from .pools import Pools
-from .write import WrittenTable, write_tables
 
 __all__ = ["layout_of", "write_outcome"]
 

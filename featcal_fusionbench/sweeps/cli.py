@@ -14,9 +14,12 @@ from rich.table import Table
 
 from ..command_line import environment_variables
 from ..report.errors import ReportError, UnwritableDirectoryError
+from ..tables.checks import TableError
+from ..tables.published import MixedTreesError, PublishedNumberError
+from ..tables.results import Size
+from ..tables.terminal import terminal
 from .builds import environment_of, make_builds
 from .cells import Cell, Plan, Selection, plan_cells
-from .checks import TableError
 from .compose import compose_config, compose_method
 from .cost import MODEL, Estimate, Estimator
 from .directory import Identity, State, Status, SweepDirectory
@@ -26,10 +29,7 @@ from .launchers import LAUNCHERS, require_launcher
 from .outcome import write_outcome
 from .pools import Pools
 from .preflight import Found, Place, check_sources, require_all, sources_of
-from .published import MixedTreesError, PublishedNumberError
-from .results import Size
 from .sweep import run_pending, to_run
-from .terminal import terminal
 
 __all__ = ["main"]
 
