@@ -14,11 +14,12 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "config"
 MAIN_GROUPS = ("method", "modelpool", "taskpool")
-# A name that starts with an underscore is a part for other configs, as in FusionBench.
+# A name that starts with an underscore is a part for other configs, as in FusionBench. Those of
+# tables are no options of the command: tests/test_experiments.py composes them.
 SHIPPED = sorted(
     file.relative_to(CONFIG).with_suffix("").as_posix()
     for file in CONFIG.rglob("*.yaml")
-    if not file.name.startswith("_")
+    if not file.name.startswith("_") and not file.is_relative_to(CONFIG / "table")
 )
 
 
