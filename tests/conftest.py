@@ -56,8 +56,8 @@ def pico_t5(built_pico_t5: PicoT5, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     shutil.rmtree(built_pico_t5.root / "outputs", ignore_errors=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Run the test in a directory of its own: FusionBench writes `outputs/` below the current."""
+    """Run every test in a directory of its own: methods write `outputs/` below the current."""
     monkeypatch.chdir(tmp_path)
     yield tmp_path
