@@ -16,6 +16,7 @@ from . import closed_form
 from .clock import PhaseClock
 from .errors import CalibrationError, NonFiniteError, SingularSystemError
 from .expert_path import ExpertPath, Weights
+from .host_memory import give_back_freed_memory
 from .inputs import Inputs, place_inputs
 from .observer import Observer, SilentObserver
 from .plan import Group, Plan, PlannedModule, Stage
@@ -175,6 +176,7 @@ class _Run:
         with self._expert_resident(weights, stage):
             for pair in self._pairs_of(task):
                 self._gather_batch(stage, pair, sums, parameters)
+        give_back_freed_memory()
         with self._clock.phase("statistics"), self._statistics_precision():
             for group in stage.groups:
                 total = sums[group.leader.name]
