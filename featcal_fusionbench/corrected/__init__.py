@@ -4,10 +4,11 @@ A wrapper per architecture says where the final representation is, and corrects 
 model is evaluated. To add one, write it and list it in ``kinds.KINDS``.
 """
 
-from .base import CorrectedModel, CorrectionsFileError, UnknownTaskError
+from .base import CorrectedModel, UnknownTaskError
 from .clip_vision import CorrectedClipVision
 from .kinds import KINDS, wrap
-from .saving import is_corrected_checkpoint, load_corrected_model
+from .loading import load_corrected_model
+from .saving import CorrectionsFileError, is_corrected_checkpoint
 from .t5 import CorrectedT5
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from fusion_bench import BaseModelPool
 from torch import Tensor, nn
@@ -13,14 +13,11 @@ from ..baselines.modules import Correction
 from ..baselines.settings import SurgerySettings
 from ..calibration.inputs import Inputs
 from ..errors import CalibrationError
+from .saving import Corrections, save_with_corrections
 
-__all__ = ["CorrectedModel", "CorrectionsFileError", "UnknownTaskError"]
+__all__ = ["CorrectedModel", "UnknownTaskError"]
 
 Self = TypeVar("Self", bound="CorrectedModel")
-
-
-class CorrectionsFileError(CalibrationError):
-    """A saved model with corrections is damaged, or its parts do not belong together."""
 
 
 class UnknownTaskError(CalibrationError, KeyError):
@@ -126,9 +123,11 @@ class CorrectedModel(nn.Module, ABC):
                 same names, each of which is replaced only by a whole one.
             **kwargs: For the merged model's ``save_pretrained``.
         """
-        from .saving import save_corrected_model
-
-        save_corrected_model(self, path, **kwargs)
+        if self.settings is None:
+            raise CalibrationError("the model has no corrections yet: there is nothing to save.")
+        modules = dict(zip(self.tasks, cast("list[Correction]", self.corrections), strict=True))
+        corrections = Corrections(self.architecture, self.settings, modules, self.extra_tensors())
+        save_with_corrections(self.model, corrections, path, **kwargs)
 
 
 def _plain(task: str) -> str:

@@ -1,4 +1,4 @@
-"""Saving and loading: the merged model as it saves itself, and one file with the corrections.
+"""The files of a merged model with corrections: the model as it saves itself, and one file more.
 
 ``corrections.safetensors`` holds the modules, what else the wrapper needs (CLIP's visual
 projection), and in its metadata a JSON text: method and settings, tasks, architecture, and the
@@ -12,6 +12,8 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +23,24 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from ..baselines.modules import make_module
+from ..baselines.modules import Correction, make_module
 from ..baselines.settings import (
     ProbSurgerySettings,
     RepresentationSurgerySettings,
     SurgerySettings,
 )
+from ..errors import CalibrationError
 from ..experts import floating_tensors
 from ..report import write_bytes
-from .base import CorrectedModel, CorrectionsFileError
-from .kinds import KINDS
 
 __all__ = [
     "CORRECTIONS_FILE",
+    "Corrections",
+    "CorrectionsFileError",
     "is_corrected_checkpoint",
-    "load_corrected_model",
-    "save_corrected_model",
+    "read_corrections",
+    "require_same_model",
+    "save_with_corrections",
 ]
 
 CORRECTIONS_FILE = "corrections.safetensors"
@@ -48,19 +52,45 @@ _SETTINGS: dict[str, type[SurgerySettings]] = {
 }
 
 
+class CorrectionsFileError(CalibrationError):
+    """A saved model with corrections is damaged, or its parts do not belong together."""
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """What the file beside a merged model holds.
+
+    Attributes:
+        architecture: Name of the wrapper's architecture.
+        settings: What the modules were trained with.
+        modules: The corrections by task.
+        extra: Weights besides the model's and the corrections' that the wrapper needs.
+        merged_sha256: Hash of the merged model's weights; None before it is saved.
+    """
+
+    architecture: str
+    settings: SurgerySettings
+    modules: Mapping[str, Correction]
+    extra: Mapping[str, Tensor]
+    merged_sha256: str | None = None
+
+
 def is_corrected_checkpoint(path: str | Path) -> bool:
     """Whether a directory holds a merged model with corrections."""
     return (Path(path) / CORRECTIONS_FILE).is_file()
 
 
-def save_corrected_model(model: CorrectedModel, path: str | Path, **kwargs: Any) -> None:
-    """Save a model with corrections so that no reader ever meets a part of it unnoticed.
+def save_with_corrections(
+    model: nn.Module, corrections: Corrections, path: str | Path, **kwargs: Any
+) -> None:
+    """Save a model and its corrections so that no reader ever meets a part of it unnoticed.
 
     The files are written beside the directory and then moved into it, each whole, the corrections
     last. Until then those of an earlier save do not fit the merged model, which loading finds.
 
     Args:
-        model: The model.
+        model: The merged model, with a ``save_pretrained``.
+        corrections: What belongs to it.
         path: The directory; made if it is missing.
         **kwargs: For the merged model's ``save_pretrained``.
     """
@@ -70,8 +100,8 @@ def save_corrected_model(model: CorrectedModel, path: str | Path, **kwargs: Any)
     path.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        model.model.save_pretrained(temporary, **kwargs)  # pyright: ignore
-        write_bytes(temporary / CORRECTIONS_FILE, _corrections(model))
+        model.save_pretrained(temporary, **kwargs)  # pyright: ignore
+        write_bytes(temporary / CORRECTIONS_FILE, _encoded(corrections, _digest(model)))
         files = sorted(temporary.iterdir(), key=lambda file: file.name == CORRECTIONS_FILE)
         for file in files:
             os.replace(file, path / file.name)
@@ -79,66 +109,74 @@ def save_corrected_model(model: CorrectedModel, path: str | Path, **kwargs: Any)
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _corrections(model: CorrectedModel) -> bytes:
-    settings = model.settings
-    method = next(name for name, kind in _SETTINGS.items() if type(settings) is kind)
-    assert settings is not None
-    tensors = {f"extra.{name}": value for name, value in model.extra_tensors().items()}
-    for index, module in enumerate(model.corrections):
+def _encoded(corrections: Corrections, merged_sha256: str) -> bytes:
+    settings = corrections.settings
+    tensors = {f"extra.{name}": value for name, value in corrections.extra.items()}
+    for index, module in enumerate(corrections.modules.values()):
         for name, value in module.state_dict().items():
             tensors[f"tasks.{index}.{name}"] = value
     described = {
         "format": _FORMAT,
         "format_version": _VERSION,
-        "method": method,
+        "method": next(name for name, kind in _SETTINGS.items() if type(settings) is kind),
         "settings": settings.as_dict(),
-        "architecture": model.architecture,
-        "tasks": list(model.tasks),
-        "merged_sha256": _digest(model.model),
+        "architecture": corrections.architecture,
+        "tasks": list(corrections.modules),
+        "merged_sha256": merged_sha256,
     }
     stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     return save(stored, metadata={"corrections": json.dumps(described)})
 
 
-def load_corrected_model(path: str | Path) -> CorrectedModel:
-    """Load a model that was saved with its corrections.
+def read_corrections(path: str | Path, architectures: Sequence[str]) -> Corrections:
+    """Read the corrections of a saved model.
 
     Args:
-        path: The directory, ``merged_model_save_path`` of the run that made it.
+        path: The directory.
+        architectures: Names of the architectures that there are wrappers for.
 
     Raises:
-        CorrectionsFileError: It is none, or damaged, or its parts do not belong together.
+        CorrectionsFileError: There are none, or they are damaged or of an unknown kind.
     """
     file = Path(path) / CORRECTIONS_FILE
     described, tensors = _read(file)
-    kind = next((kind for kind in KINDS if kind.architecture == described["architecture"]), None)
     settings_type = _SETTINGS.get(described["method"])
-    if kind is None or settings_type is None:
+    if described["architecture"] not in architectures or settings_type is None:
         raise CorrectionsFileError(
             f"{file} is of method {described['method']!r} on {described['architecture']!r}, which "
             "this featcal-fusionbench does not know: load it with the release that wrote it."
         )
-    extra = {
-        key.removeprefix("extra."): value
-        for key, value in tensors.items()
-        if key.startswith("extra.")
-    }
-    model = kind.from_saved(str(path), extra)
-    if _digest(model.model) != described["merged_sha256"]:
+    settings = settings_type(**described["settings"])
+    modules = {}
+    for index, task in enumerate(described["tasks"]):
+        state = _below(f"tasks.{index}.", tensors)
+        module = make_module(settings, state["down.weight"].shape[1])
+        module.load_state_dict(state)
+        modules[task] = module
+    return Corrections(
+        described["architecture"],
+        settings,
+        modules,
+        _below("extra.", tensors),
+        described["merged_sha256"],
+    )
+
+
+def require_same_model(model: nn.Module, corrections: Corrections, path: str | Path) -> None:
+    """Compare a merged model with the one that its corrections were trained for.
+
+    Raises:
+        CorrectionsFileError: It is another one.
+    """
+    if _digest(model) != corrections.merged_sha256:
         raise CorrectionsFileError(
             f"the model in {path} is not the one that {CORRECTIONS_FILE} was trained for: it was "
             "replaced, or saving was interrupted. Save both again."
         )
-    settings = settings_type(**described["settings"])
-    corrections = {}
-    for index, task in enumerate(described["tasks"]):
-        prefix = f"tasks.{index}."
-        state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        module = make_module(settings, state["down.weight"].shape[1])
-        module.load_state_dict(state)
-        corrections[task] = module
-    model.set_corrections(corrections, settings)
-    return model
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
