@@ -144,6 +144,8 @@ def test_ctrl_c_leaves_a_partial_report_and_no_model(pico: Pico, tmp_path: Path)
     """The interrupt arrives while modules are being calibrated."""
     code = (
         "import os, signal, sys; sys.path[:] = [p for p in sys.path if p]\n"
+        # interrupts are ignored where the tests themselves were started in the background
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "sys.argv[0] = 'fusion_bench'\n"
         "from featcal_fusionbench.report import RichProgress\n"
         "done = RichProgress.on_module\n"
