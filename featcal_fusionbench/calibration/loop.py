@@ -176,7 +176,8 @@ class _Run:
         with self._expert_resident(weights, stage):
             for pair in self._pairs_of(task):
                 self._gather_batch(stage, pair, sums, parameters)
-        give_back_freed_memory()
+        if self._device.type == "cpu":  # elsewhere the forwards' tensors are not on this heap
+            give_back_freed_memory()
         with self._clock.phase("statistics"), self._statistics_precision():
             for group in stage.groups:
                 total = sums[group.leader.name]
