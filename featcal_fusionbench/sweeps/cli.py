@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from ..command_line import environment_variables
@@ -276,14 +277,14 @@ class _Command:
                 statuses[plan.cell].state.value,
                 estimate.mark + _duration(estimate.seconds),
                 _memory(estimate),
-                _bytes(estimator.model_bytes()) if plan.saves else "",
+                decimal(round(estimator.model_bytes())) if plan.saves else "",
             )
         self.console.print(table)
         seconds = sum(estimates[plan.cell].seconds for plan in waiting)
         disk = estimator.model_bytes() * sum(plan.saves for plan in waiting)
         self.console.print(
             f"{self._count(statuses)}. To run: {len(waiting)} cells, one after the other in "
-            f"{_duration(seconds)}; saved models take {_bytes(disk)}."
+            f"{_duration(seconds)}; saved models take {decimal(round(disk))}."
         )
         if any(not estimate.measured for estimate in estimates.values()):
             self.console.print(MODEL, highlight=False)
@@ -295,13 +296,13 @@ class _Command:
             table.add_column(name, justify="right" if name == "size" else "left")
         for item in found:
             where = item.place.value + (f": {item.problem}" if item.problem else "")
-            table.add_row(item.source.title, where, _bytes(item.bytes) if item.bytes else "")
+            table.add_row(item.source.title, where, decimal(item.bytes) if item.bytes else "")
         if found:
             self.console.print(table)
         downloads = [item.bytes or 0 for item in found if item.place is Place.HUB]
         self.console.print(
             f"{len(downloads)} to download"
-            + (f", {_bytes(sum(downloads))}" if any(downloads) else "")
+            + (f", {decimal(sum(downloads))}" if any(downloads) else "")
             + f"; {sum(item.place is Place.MISSING for item in found)} missing"
         )
         if self.experiment.build:
@@ -362,14 +363,10 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def _bytes(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
-
-
 def _memory(estimate: Estimate) -> str:
     if estimate.memory_bytes is None:
         return ""
-    return estimate.mark + _bytes(estimate.memory_bytes)
+    return estimate.mark + decimal(round(estimate.memory_bytes))
 
 
 if __name__ == "__main__":
