@@ -2,7 +2,7 @@
 
 from .calibration import CalibrationError
 
-__all__ = ["CalibrationDataError", "MergerError", "ModelPoolError", "OutputError"]
+__all__ = ["CalibrationDataError", "MergerError", "ModelPoolError", "OutputError", "TaskPoolError"]
 
 
 class ModelPoolError(CalibrationError):
@@ -19,3 +19,7 @@ class MergerError(CalibrationError):
 
 class OutputError(CalibrationError):
     """The output directory cannot be written to."""
+
+
+class TaskPoolError(CalibrationError):
+    """The task pool would evaluate with parts of another model."""

@@ -22,6 +22,7 @@ from torch import nn
 from .calibration import PhaseClock, SettingsError
 from .compat import apply_transformers_shim
 from .errors import MergerError, OutputError
+from .evaluation import check_task_pool
 from .experts import check_weights, floating_tensors, identities
 from .recorder import ReportT, RunRecorder
 from .report import MergeReport, MergeSettings, MethodSettings, RunReport, report_name, scalars
@@ -206,6 +207,10 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
             if isinstance(merger, WrappingMethod):
                 self._adopt(merger)
 
+    def _check_task_pool(self, base: nn.Module) -> None:
+        """Find what would make the program's evaluation wrong, before the work that it follows."""
+        check_task_pool(getattr(self._program, "taskpool", None), base)
+
     def _load_merged(
         self,
         source: MergedSource,
@@ -305,6 +310,7 @@ class MergeOnlyAlgorithm(WrappingMethod[MergeSettings, MergeReport]):
         with recorder.clock.phase("checks"):
             recorder.update(models=identities(pool))
             base = pool.load_model("_pretrained_")
+            self._check_task_pool(base)
         return self._load_merged(source, base, recorder)
 
 
