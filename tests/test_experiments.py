@@ -285,3 +285,11 @@ def test_sources_name_the_setting_to_override() -> None:
     assert {"google/flan-t5-base", "tanganke/flan-t5-base_glue-rte_lora-16"} <= ids
     splits = {source.split for source in glue if (source.id, source.name) == ("glue", "mnli")}
     assert splits == {"train", "validation_matched"}
+
+
+def test_sources_of_hyper_parameters_are_those_of_the_rows_and_columns_shown() -> None:
+    experiment = experiment_of(B32)
+    every = experiment.sources(experiment.mergers, experiment.calibrators)
+    some = experiment.sources({"regmean"}, {"none", "featcal"})
+    assert [line.split(":")[0] for line in some] == ["RegMean", "FeatCal"]
+    assert set(some) < set(every)

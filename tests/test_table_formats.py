@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import math
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -512,3 +514,38 @@ def test_a_column_of_two_trees_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(PublishedValues, "resolve", mixed)
     with pytest.raises(MixedTreesError):
         make_document(whole(), whole_layout())
+
+
+def has_tex() -> bool:
+    """Whether LaTeX is there with the packages that a document names for its preamble."""
+    if not shutil.which("pdflatex") or not shutil.which("kpsewhich"):
+        return False
+    files = ["adjustbox.sty", "booktabs.sty"]
+    found = subprocess.run(["kpsewhich", *files], capture_output=True, text=True)
+    return len(found.stdout.split()) == len(files)
+
+
+@pytest.mark.skipif(not has_tex(), reason="no pdflatex with adjustbox and booktabs")
+@pytest.mark.parametrize("document", ["whole", "evil"])
+def test_latex_compiles(document: str, tmp_path: Path) -> None:
+    documents = {
+        "whole": make_document(whole(), whole_layout()),
+        "evil": evil(EVIL + "±×−–—…†‡§¶‖·≈αελμρσω→≤≥"),
+    }
+    text = latex(documents[document])
+    (packages,) = re.findall(r"% In the preamble: (.*)", text)
+    (tmp_path / "table.tex").write_text(text, encoding="utf-8")
+    (tmp_path / "main.tex").write_text(
+        f"\\documentclass[twocolumn]{{article}}{packages}"
+        "\\begin{document}\\input{table}\\end{document}"
+    )
+    finished = subprocess.run(
+        ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "main.tex"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    assert finished.returncode == 0, finished.stdout
+    assert "Missing character" not in finished.stdout
+    assert (tmp_path / "main.pdf").stat().st_size > 10_000

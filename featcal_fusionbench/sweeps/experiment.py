@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -284,11 +284,10 @@ class Experiment:
             values=values,
         )
 
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Where hyper-parameters come from, one line a method that the table shows."""
-        shown = [self.mergers[row] for row in self.rows_shown]
-        shown += [self.calibrators[column] for column in self.columns_shown]
+    def sources(self, rows: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
+        """Where the hyper-parameters of some rows and columns come from, one line a method."""
+        shown = [self.mergers[row] for row in self.rows_shown if row in rows]
+        shown += [self.calibrators[column] for column in self.columns_shown if column in columns]
         return tuple(
             f"{method.title}: "
             + "; ".join(v if k == "recipe" else f"{k} {v}" for k, v in method.source.items())

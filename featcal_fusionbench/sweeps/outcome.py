@@ -68,7 +68,7 @@ def layout_of(
         expected=tuple(expected),
         published=experiment.published_values,
         command=command,
-        notes=(*experiment.notes, *experiment.sources),
+        notes=(*experiment.notes, *experiment.sources(rows, columns)),
     )
 
 

@@ -114,8 +114,10 @@ def _cell(cell: Cell) -> str:
 def _note(note: Note) -> str:
     lines = [_escape(line) for line in note.lines]
     if note.code:
-        lines = [f"\\texttt{{{line}}}" for line in lines]
-    return f"\\textbf{{{_escape(note.heading)}.}} " + " ".join(lines)
+        text = " ".join(f"\\texttt{{{line}}}" for line in lines)
+    else:
+        text = " ".join(line if line.endswith((".", ":")) else f"{line}." for line in lines)
+    return f"\\textbf{{{_escape(note.heading)}.}} {text}"
 
 
 def _escape(text: str) -> str:
