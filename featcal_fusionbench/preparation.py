@@ -13,7 +13,7 @@ from fusion_bench import BaseModelPool
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from .architectures import Architecture, SampleSettings, architecture_of
+from .architectures import Architecture, architecture_of
 from .calibration import CalibrationSettings, build_plan
 from .calibration.estimate import Fit, fit_to_memory, measure_matmul_rate
 from .calibration.inputs import Inputs
@@ -37,6 +37,7 @@ from .experts import (
     warn_of_other_bases,
 )
 from .report import ModelIdentity, TaskData
+from .settings import SampleSettings
 
 __all__ = ["Prepared", "TaskInputs", "plan_calibration", "prepare"]
 
@@ -94,8 +95,6 @@ def prepare(
     splits: Sequence[Split] = TRAINING_SPLITS,
 ) -> Prepared:
     """Load, draw and check models and data; raise for whatever would fail later.
-
-    Methods that are compared with each other draw the same inputs by the same settings.
 
     Args:
         pool: The model pool; it is not changed.

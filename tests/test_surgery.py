@@ -21,7 +21,7 @@ from transformers import CLIPModel, CLIPProcessor
 
 from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.baselines import ProbSurgerySettings, RepresentationSurgerySettings
-from featcal_fusionbench.calibration import CalibrationError, SettingsError
+from featcal_fusionbench.calibration import CalibrationError
 from featcal_fusionbench.corrected import (
     CorrectedClipVision,
     CorrectionsFileError,
@@ -33,6 +33,7 @@ from featcal_fusionbench.report import (
     RunReport,
     SurgeryReport,
 )
+from featcal_fusionbench.settings import SettingsError
 from featcal_fusionbench.surgery import (
     TEST_INPUTS_LABEL,
     ProbSurgeryAlgorithm,

@@ -19,7 +19,6 @@ from featcal_fusionbench.architectures import ItemCheck, architecture_of
 from featcal_fusionbench.architectures.t5 import T5, TokenRows, answer_greedily, t5_rows
 from featcal_fusionbench.calibration import (
     CalibrationSettings,
-    SettingsError,
     build_plan,
     calibrate,
 )
@@ -27,6 +26,7 @@ from featcal_fusionbench.calibration.drift import measure_drift
 from featcal_fusionbench.calibration.expert_path import ExpertPath
 from featcal_fusionbench.calibration.trace import trace_forward
 from featcal_fusionbench.errors import CalibrationDataError
+from featcal_fusionbench.settings import SettingsError
 
 GRANULARITIES = ["module", "block"]
 TASKS = ("a", "b", "c")

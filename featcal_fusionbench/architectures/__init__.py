@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import nn
 
 from ..errors import ModelPoolError
-from .base import Architecture, CompleteInputs, ItemCheck, SampleSettings
+from .base import Architecture, CompleteInputs, ItemCheck
 from .clip_vision import ClipVision
 from .t5 import T5
 
@@ -17,7 +17,6 @@ __all__ = [
     "Architecture",
     "CompleteInputs",
     "ItemCheck",
-    "SampleSettings",
     "architecture_of",
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from fusion_bench import BaseModelPool
 from torch import Tensor, nn
@@ -15,45 +15,12 @@ from ..calibration.drift import final_features
 from ..calibration.inputs import Inputs
 from ..calibration.spent import NOTHING_SPENT
 from ..data import PrepareInputs
+from ..settings import SampleSettings
 
-__all__ = ["Architecture", "CompleteInputs", "ItemCheck", "SampleSettings"]
+__all__ = ["Architecture", "CompleteInputs", "ItemCheck"]
 
 CompleteInputs = Callable[[nn.Module, Inputs], Inputs]
 """Adds to the inputs of a forward what only the task's expert, a loaded model, can give."""
-
-
-class SampleSettings(Protocol):
-    """Settings of any method that say which inputs are drawn and how they are made."""
-
-    @property
-    def n_samples(self) -> int:
-        """Inputs per task."""
-        ...
-
-    @property
-    def n_heldout(self) -> int:
-        """Further inputs per task to measure on."""
-        ...
-
-    @property
-    def batch_size(self) -> int:
-        """Inputs per forward."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """Seed of the draws."""
-        ...
-
-    @property
-    def decoder_inputs(self) -> str:
-        """What a decoder reads: ``expert`` or ``labels``."""
-        ...
-
-    @property
-    def decoder_tokens(self) -> int:
-        """Tokens that an expert generates at most."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from ..calibration import CalibrationSettings, RowRule, RowRules, Spent
 from ..calibration.inputs import Inputs
 from ..data import PrepareInputs
 from ..errors import CalibrationDataError
-from .base import Architecture, SampleSettings
+from ..settings import SampleSettings
+from .base import Architecture
 
 __all__ = ["ClassTokenRows", "ClipVision", "clip_vision_rows"]
 

@@ -23,7 +23,8 @@ from ..calibration import CalibrationSettings, RowRule, RowRules, Spent
 from ..calibration.inputs import Inputs, place_inputs
 from ..data import PrepareInputs, load_tokenizer
 from ..errors import CalibrationDataError
-from .base import Architecture, CompleteInputs, ItemCheck, SampleSettings
+from ..settings import SampleSettings
+from .base import Architecture, CompleteInputs, ItemCheck
 
 __all__ = ["T5", "TokenRows", "answer_greedily", "t5_rows"]
 

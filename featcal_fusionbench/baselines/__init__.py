@@ -7,7 +7,6 @@ final representation comes near the task expert's. The task must be known at inf
 Plain torch: knows neither FusionBench nor any architecture.
 """
 
-from .errors import SurgerySettingsError
 from .modules import ProbSurgeryModule, SurgeryModule
 from .results import SurgeryResult, TaskSurgery
 from .settings import (
@@ -26,7 +25,6 @@ __all__ = [
     "SurgeryModule",
     "SurgeryResult",
     "SurgerySettings",
-    "SurgerySettingsError",
     "TaskSurgery",
     "TrainOn",
     "train_module",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-from .errors import SurgerySettingsError
+from ..settings import SampleSettings, SettingsError
 
 __all__ = [
     "ProbSurgerySettings",
@@ -16,13 +15,14 @@ __all__ = [
 ]
 
 TrainOn = Literal["train", "test"]
-ForwardDtype = Literal["float32", "float64", "bfloat16"]
-DecoderInputs = Literal["expert", "labels"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SurgerySettings:
+class SurgerySettings(SampleSettings):
     """What both methods share. The names are those of their files in ``config/method``.
+
+    The seed is also that of the initialisation, of the order of batches and of the noise, each with
+    a generator of its own per task. Modules are trained in float32, whatever ``forward_dtype`` is.
 
     Attributes:
         hidden_width: Width of the module between its two layers, ≥ 1.
@@ -30,78 +30,29 @@ class SurgerySettings:
         train_batch_size: Inputs per step, ≥ 1.
         train_on: ``train``: the inputs that FeatCal would calibrate on; ``test``: inputs of the
             test split, without labels, as in the papers.
-        n_samples: Training inputs per task, n ≥ 1.
-        n_heldout: Further inputs per task on which the loss is measured, never trained on.
-        batch_size: Inputs per forward of the models. Does not change what is computed.
-        seed: Of the samplers, the initialisation, the order of batches and the noise, each with a
-            generator of its own per task.
-        forward_dtype: Precision of the models' forwards; modules are trained in float32.
-        decoder_inputs: What the decoder of an encoder-decoder reads: ``expert``, the answer that
-            the task's expert gives greedily, or ``labels``, the data set's.
-        decoder_tokens: Tokens that an expert generates at most, ≥ 1.
 
     Raises:
-        SurgerySettingsError: A value is outside its range.
+        SettingsError: A value is outside its range.
     """
 
     hidden_width: int
     learning_rate: float = 1e-3
     train_batch_size: int = 16
     train_on: TrainOn = "train"
-    n_samples: int = 256
-    n_heldout: int = 16
-    batch_size: int = 32
-    seed: int = 0
-    forward_dtype: ForwardDtype = "float32"
-    decoder_inputs: DecoderInputs = "expert"
-    decoder_tokens: int = 10
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("train_on", get_args(TrainOn)),
-            ("forward_dtype", get_args(ForwardDtype)),
-            ("decoder_inputs", get_args(DecoderInputs)),
-        ):
-            if getattr(self, name) not in choices:
-                raise SurgerySettingsError(
-                    f"{name}={getattr(self, name)!r} is unknown: use one of {', '.join(choices)}."
-                )
-        for name, low in (
-            ("hidden_width", 1),
-            ("train_batch_size", 1),
-            ("n_samples", 1),
-            ("n_heldout", 0),
-            ("batch_size", 1),
-            ("seed", 0),
-            ("decoder_tokens", 1),
-        ):
-            self._require_count(name, low)
-        self._require_number("learning_rate")
+        super().__post_init__()
+        self._require_choice("train_on", get_args(TrainOn))
+        self._require_count("hidden_width", 1)
+        self._require_count("train_batch_size", 1)
+        self._require_number("learning_rate", low=0.0)
         if self.learning_rate == 0:
-            raise SurgerySettingsError("learning_rate=0 would train nothing: set it above zero.")
+            raise SettingsError("learning_rate=0 would train nothing: set it above zero.")
 
     @property
     def steps_per_task(self) -> int:
         """Steps of the optimiser that every task's module takes."""
         raise NotImplementedError
-
-    def as_dict(self) -> dict[str, Any]:
-        """The settings as JSON-ready values, in order of declaration."""
-        return asdict(self)
-
-    def _require_count(self, name: str, low: int) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise SurgerySettingsError(
-                f"{name}={value!r} must be a whole number of at least {low}."
-            )
-
-    def _require_number(self, name: str) -> None:
-        value = getattr(self, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value < 0:
-            raise SurgerySettingsError(f"{name}={value!r} must be a number of at least 0.")
-        object.__setattr__(self, name, float(value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +97,7 @@ class ProbSurgerySettings(SurgerySettings):
         super().__post_init__()
         self._require_count("rounds", 1)
         self._require_count("batches_per_round", 1)
-        self._require_number("kl_weight")
+        self._require_number("kl_weight", low=0.0)
 
     @property
     def steps_per_task(self) -> int:

@@ -6,7 +6,6 @@ from .errors import (
     ForwardError,
     NonFiniteError,
     PlanError,
-    SettingsError,
     SingularSystemError,
     WeightsError,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "PlanError",
     "RowRule",
     "RowRules",
-    "SettingsError",
     "SilentObserver",
     "SingularSystemError",
     "SkippedModule",

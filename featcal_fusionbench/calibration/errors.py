@@ -7,7 +7,6 @@ __all__ = [
     "ForwardError",
     "NonFiniteError",
     "PlanError",
-    "SettingsError",
     "SingularSystemError",
     "WeightsError",
 ]
@@ -15,10 +14,6 @@ __all__ = [
 
 class CalibrationError(Exception):
     """Base class of everything that the engine raises on purpose."""
-
-
-class SettingsError(CalibrationError, ValueError):
-    """A setting has a value outside its range."""
 
 
 class PlanError(CalibrationError):

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 
-from .errors import SettingsError
+from ..settings import SampleSettings, SettingsError
 
 __all__ = [
     "CalibrationSettings",
-    "DecoderInputs",
     "FailurePolicy",
-    "ForwardDtype",
     "Granularity",
     "HoldActivations",
     "StatisticsDtype",
@@ -26,13 +23,11 @@ __all__ = [
 Granularity = Literal["module", "block"]
 HoldActivations = Literal["auto", "always", "never"]
 StatisticsDtype = Literal["float32", "float64"]
-ForwardDtype = Literal["float32", "float64", "bfloat16"]
 FailurePolicy = Literal["raise", "keep"]
-DecoderInputs = Literal["expert", "labels"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationSettings:
+class CalibrationSettings(SampleSettings):
     """Everything that determines a calibration, given models and data.
 
     The names are those of ``config/method/featcal.yaml``; the symbols those of arXiv 2605.13030.
@@ -46,23 +41,14 @@ class CalibrationSettings:
         target_alpha: Target interpolation α in [0, 1]: the target features are
             α·expert + (1−α)·merged.
         epsilon: ε > 0 that keeps divisions and factorisations away from zero.
-        n_samples: Calibration inputs per task, n ≥ 1.
-        n_heldout: Further inputs per task on which drift is measured, never calibrated on; 0
-            measures no drift.
-        batch_size: Inputs per forward. Does not change what is computed.
-        seed: Seed of the samplers that draw the calibration inputs, one sampler per task.
         calibrate_bias: Whether biases are calibrated after their weights.
         calibrate_norm: Whether the affine parameters of norms are calibrated.
         include: Regular expressions searched in module names; empty means every supported module
             inside a block.
         exclude: Regular expressions searched in module names; what matches keeps merged values.
         statistics_dtype: Precision of sums and solves.
-        forward_dtype: Precision of the forwards; ``bfloat16`` is faster and less exact.
         nonclass_row_weight: Weight in [0, 1] of rows other than the class token's in the last
             block of a CLIP vision tower (not in ``k_proj`` and ``v_proj``, which all tokens read).
-        decoder_inputs: What the decoder of an encoder-decoder reads: ``expert``, the answer that
-            the task's expert gives greedily (no labels needed), or ``labels``, the data set's.
-        decoder_tokens: Tokens that an expert generates at most, ≥ 1.
         hold_activations: Whether forwards that wait inside a block hold what is alive there.
             ``never``: they wait at the entries of blocks and run a block again for each of its
             modules, which takes less memory, more time and gives the same result. ``auto``: as
@@ -79,35 +65,21 @@ class CalibrationSettings:
     anchor_rho: float = 2.0
     target_alpha: float = 0.3
     epsilon: float = 1e-8
-    n_samples: int = 256
-    n_heldout: int = 16
-    batch_size: int = 32
-    seed: int = 0
     calibrate_bias: bool = True
     calibrate_norm: bool = True
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     statistics_dtype: StatisticsDtype = "float32"
-    forward_dtype: ForwardDtype = "float32"
     nonclass_row_weight: float = 0.01
-    decoder_inputs: DecoderInputs = "expert"
-    decoder_tokens: int = 10
     hold_activations: HoldActivations = "auto"
     on_failure: FailurePolicy = "raise"
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("granularity", get_args(Granularity)),
-            ("statistics_dtype", get_args(StatisticsDtype)),
-            ("forward_dtype", get_args(ForwardDtype)),
-            ("hold_activations", get_args(HoldActivations)),
-            ("on_failure", get_args(FailurePolicy)),
-            ("decoder_inputs", get_args(DecoderInputs)),
-        ):
-            if getattr(self, name) not in choices:
-                raise SettingsError(
-                    f"{name}={getattr(self, name)!r} is unknown: use one of {', '.join(choices)}."
-                )
+        super().__post_init__()
+        self._require_choice("granularity", get_args(Granularity))
+        self._require_choice("statistics_dtype", get_args(StatisticsDtype))
+        self._require_choice("hold_activations", get_args(HoldActivations))
+        self._require_choice("on_failure", get_args(FailurePolicy))
         self._require_number("ridge_lambda", low=0.0)
         self._require_number("anchor_rho")
         self._require_number("target_alpha", low=0.0, high=1.0)
@@ -117,34 +89,11 @@ class CalibrationSettings:
             raise SettingsError(
                 "epsilon=0 would divide by zero: set a small positive value, e.g. 1e-8."
             )
-        for name, low in (
-            ("n_samples", 1),
-            ("n_heldout", 0),
-            ("batch_size", 1),
-            ("seed", 0),
-            ("decoder_tokens", 1),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise SettingsError(f"{name}={value!r} must be a whole number of at least {low}.")
         for name in ("calibrate_bias", "calibrate_norm"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingsError(f"{name}={getattr(self, name)!r} must be true or false.")
         for name in ("include", "exclude"):
             object.__setattr__(self, name, self._patterns(name, getattr(self, name)))
-
-    def _require_number(self, name: str, low: float = -math.inf, high: float = math.inf) -> None:
-        value = getattr(self, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not low <= value <= high:
-            if high < math.inf:
-                bounds = f"in [{low:g}, {high:g}]"
-            elif low > -math.inf:
-                bounds = f"of at least {low:g}"
-            else:
-                bounds = "that is finite"
-            raise SettingsError(f"{name}={value!r} must be a number {bounds}.")
-        object.__setattr__(self, name, float(value))
 
     @staticmethod
     def _patterns(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -171,8 +120,3 @@ class CalibrationSettings:
             return nullcontext()
         # no cache: it would keep a weight's old value after the weight is solved
         return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The settings as JSON-ready values, in order of declaration."""
-        values = asdict(self)
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}

@@ -1,0 +1,83 @@
+"""What all methods' settings share: the inputs that are drawn, and how values are checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+__all__ = ["DecoderInputs", "ForwardDtype", "SampleSettings", "SettingsError"]
+
+ForwardDtype = Literal["float32", "float64", "bfloat16"]
+DecoderInputs = Literal["expert", "labels"]
+
+
+class SettingsError(ValueError):
+    """A setting has a value outside its range; the message names it and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSettings:
+    """Which inputs a method draws and how models read them; validated when it is made.
+
+    Methods that are compared with each other draw the same inputs by the same settings.
+
+    Attributes:
+        n_samples: Calibration or training inputs per task, n ≥ 1.
+        n_heldout: Further inputs per task to measure on, never calibrated or trained on; 0 measures
+            nothing.
+        batch_size: Inputs per forward of the models. Does not change what is computed.
+        seed: Seed of the samplers, one sampler per task.
+        forward_dtype: Precision of the models' forwards; ``bfloat16`` is faster and less exact.
+        decoder_inputs: What the decoder of an encoder-decoder reads: ``expert``, the answer that
+            the task's expert gives greedily (no labels needed), or ``labels``, the data set's.
+        decoder_tokens: Tokens that an expert generates at most, ≥ 1.
+
+    Raises:
+        SettingsError: A value is outside its range; the message names the setting and the remedy.
+    """
+
+    n_samples: int = 256
+    n_heldout: int = 16
+    batch_size: int = 32
+    seed: int = 0
+    forward_dtype: ForwardDtype = "float32"
+    decoder_inputs: DecoderInputs = "expert"
+    decoder_tokens: int = 10
+
+    def __post_init__(self) -> None:
+        self._require_choice("forward_dtype", get_args(ForwardDtype))
+        self._require_choice("decoder_inputs", get_args(DecoderInputs))
+        self._require_count("n_samples", 1)
+        self._require_count("n_heldout", 0)
+        self._require_count("batch_size", 1)
+        self._require_count("seed", 0)
+        self._require_count("decoder_tokens", 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as JSON-ready values, in order of declaration."""
+        values = asdict(self)
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
+
+    def _require_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in choices:
+            raise SettingsError(f"{name}={value!r} is unknown: use one of {', '.join(choices)}.")
+
+    def _require_count(self, name: str, low: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise SettingsError(f"{name}={value!r} must be a whole number of at least {low}.")
+
+    def _require_number(self, name: str, low: float = -math.inf, high: float = math.inf) -> None:
+        value = getattr(self, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not low <= value <= high:
+            if high < math.inf:
+                bounds = f"in [{low:g}, {high:g}]"
+            elif low > -math.inf:
+                bounds = f"of at least {low:g}"
+            else:
+                bounds = "that is finite"
+            raise SettingsError(f"{name}={value!r} must be a number {bounds}.")
+        object.__setattr__(self, name, float(value))
