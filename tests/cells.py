@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from featcal_fusionbench.report import Machine, ModelIdentity
 from featcal_fusionbench.tables.layout import ExpectedCell, TableLayout
-from featcal_fusionbench.tables.results import NO_CALIBRATOR, CellResult
+from featcal_fusionbench.tables.results import CELL_FILE, NO_CALIBRATOR, CellResult
 
 STARTED = datetime(2026, 11, 29, 10, tzinfo=timezone.utc)
 FINISHED = datetime(2026, 11, 30, 10, tzinfo=timezone.utc)
@@ -85,3 +86,8 @@ def expected(*places: tuple[str, str, int], **kwargs: Any) -> tuple[ExpectedCell
         ExpectedCell(merger=merger, calibrator=calibrator, seed=seed, **kwargs)
         for merger, calibrator, seed in places
     )
+
+
+def collect(directory: str | Path) -> list[CellResult]:
+    """All results below a sweep's directory, sorted by path."""
+    return [CellResult.read(path) for path in sorted(Path(directory).rglob(CELL_FILE))]

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from cells import collect
 from filelock import FileLock
 from pico import Pico
 
@@ -28,7 +29,6 @@ from featcal_fusionbench.sweeps.preflight import (
     check_sources,
     require_all,
 )
-from featcal_fusionbench.tables.results import collect
 
 FAKE = [sys.executable, str(Path(__file__).with_name("fake_fusion_bench.py"))]
 TABLE = """
@@ -90,7 +90,7 @@ def test_every_cell_is_run_once_and_a_second_sweep_runs_nothing(
 ) -> None:
     assert main(table) == 0
     assert ran() == ALL
-    cells = {(c.merger, c.calibrator): c for c in collect("out", "pico")}
+    cells = {(c.merger, c.calibrator): c for c in collect("out")}
     assert len(cells) == 7 and not any(cell.partial for cell in cells.values())
     experts = cells["experts", "none"]
     assert list(experts.scores) == ["mnist", "svhn", "eurosat"]
@@ -440,7 +440,7 @@ def test_a_row_through_the_real_command(conf: None, pico: Pico) -> None:
     text = Path("out/table.md").read_text()
     assert "Task Arithmetic" in text and "FeatCal" in text
     assert {"table.tex", "table.csv", "table.png"} <= {path.name for path in Path("out").iterdir()}
-    merged, calibrated = collect("out", "pico")
+    merged, calibrated = collect("out")
     if merged.calibrator == "featcal":
         merged, calibrated = calibrated, merged
     assert merged.seconds is not None and calibrated.seconds is not None

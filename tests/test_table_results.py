@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal_fusionbench.report import ReportError
-from featcal_fusionbench.tables.results import CellResult, collect
+from featcal_fusionbench.tables.results import CellResult
 
 
 def test_a_cell_equals_what_is_read_back(tmp_path: Path) -> None:
@@ -120,42 +120,3 @@ def test_a_cut_off_file_is_named(tmp_path: Path, share: float) -> None:
     path.write_bytes(content[: int(share * len(content))])
     with pytest.raises(ReportError, match="cell.json is not a complete JSON file"):
         CellResult.read(path)
-
-
-def test_collect_finds_all_cells_and_no_other_file(tmp_path: Path) -> None:
-    cells = [cell("ta"), cell("ta", "featcal"), cell("ties", seed=1)]
-    for at, one in enumerate(cells):
-        one.write(tmp_path / f"{at}" / "deep" / "cell.json")
-    (tmp_path / "0" / "job.json").write_text("{}")
-    (tmp_path / ".cell.json.0a.tmp").write_text("half")
-    assert collect(tmp_path, "table") == cells
-
-
-def test_collect_names_every_unreadable_file_at_once(tmp_path: Path) -> None:
-    cell("ta").write(tmp_path / "good" / "cell.json")
-    (tmp_path / "half").mkdir()
-    (tmp_path / "half" / "cell.json").write_text('{"format":')
-    written(tmp_path / "newer" / "cell.json", format_version=9)
-    (tmp_path / "directory" / "cell.json").mkdir(parents=True)
-    with pytest.raises(ReportError) as error:
-        collect(tmp_path)
-    for name in ("half", "newer", "directory"):
-        assert f"{name}/cell.json" in str(error.value)
-    assert "good" not in str(error.value)
-
-
-def test_collect_refuses_two_results_of_one_cell(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        cell("ta", "featcal", point={"n": 8}).write(tmp_path / name / "cell.json")
-    cell("ta", "featcal", point={"n": 16}).write(tmp_path / "three" / "cell.json")
-    with pytest.raises(ReportError, match="ta × featcal, n=8, seed 0 is there 2 times") as error:
-        collect(tmp_path)
-    assert "one/cell.json" in str(error.value)
-    assert "two/cell.json" in str(error.value)
-    assert "three" not in str(error.value)
-
-
-def test_collect_says_where_nothing_is(tmp_path: Path) -> None:
-    assert collect(tmp_path) == []
-    with pytest.raises(NotADirectoryError, match="missing is no directory"):
-        collect(tmp_path / "missing")

@@ -19,21 +19,19 @@ class Launcher:
         config: What ``hydra/launcher=`` takes.
         module: The module that must be there.
         package: What pip installs it by; empty for Hydra's own.
-        parallel: Whether cells may run at the same time.
         jobs: The setting that says how many, if it has one.
     """
 
     config: str
     module: str
     package: str = ""
-    parallel: bool = True
     jobs: str = ""
 
 
 _SUBMITIT = ("hydra_plugins.hydra_submitit_launcher", "hydra-submitit-launcher")
 
 LAUNCHERS = {
-    "local": Launcher("basic", "hydra", parallel=False),
+    "local": Launcher("basic", "hydra"),
     "joblib": Launcher(
         "joblib",
         "hydra_plugins.hydra_joblib_launcher",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +25,6 @@ __all__ = [
     "CellResult",
     "Metric",
     "Size",
-    "collect",
 ]
 
 FORMAT_VERSION = 1
@@ -197,42 +195,3 @@ class CellResult:
                 f"directory of its own."
             )
         return cell
-
-
-def collect(directory: str | Path, table: str | None = None) -> list[CellResult]:
-    """Read all cells below a directory, sorted by path.
-
-    Args:
-        directory: What a sweep wrote to.
-        table: The experiment that all of them should belong to; None: any.
-
-    Raises:
-        ReportError: Files cannot be read, or two hold the same cell; every one of them is named.
-        NotADirectoryError: The directory does not exist.
-    """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise NotADirectoryError(f"{directory} is no directory: give the one a sweep wrote to.")
-    cells: dict[Path, CellResult] = {}
-    problems: list[str] = []
-    for path in sorted(directory.rglob(CELL_FILE)):
-        try:
-            cells[path] = CellResult.read(path, table)
-        except (OSError, ReportError) as error:
-            problems.append(str(error))
-    problems += _duplicates(cells.items())
-    if problems:
-        raise ReportError("\n".join([f"Below {directory}:", *problems]))
-    return list(cells.values())
-
-
-def _duplicates(cells: Iterable[tuple[Path, CellResult]]) -> list[str]:
-    paths: dict[tuple[Any, ...], list[tuple[Path, CellResult]]] = {}
-    for path, cell in cells:
-        paths.setdefault(cell.key, []).append((path, cell))
-    return [
-        f"{same[0][1].title} is there {len(same)} times: {', '.join(str(path) for path, _ in same)}"
-        f". Keep one."
-        for same in paths.values()
-        if len(same) > 1
-    ]

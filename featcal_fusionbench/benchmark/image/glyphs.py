@@ -82,14 +82,8 @@ def glyph_splits(task: str) -> dict[str, list[Glyph]]:
     }
 
 
-def has_glyph(glyph: Glyph) -> bool:
-    """Whether the font has the character (a missing one would be drawn as an empty box)."""
-    from matplotlib.ft2font import FT2Font
-
-    return ord(glyph.character) in FT2Font(str(_font_path(glyph.font))).get_charmap()
-
-
-def _font_path(font: str) -> Path:
+def font_path(font: str) -> Path:
+    """File of a font that matplotlib ships."""
     return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{font}.ttf"
 
 
@@ -101,7 +95,7 @@ def render(glyph: Glyph, side: int, rng: np.random.Generator) -> np.ndarray:
     """
     canvas = 4 * side  # drawn four times as large, then averaged: smooth edges
     size = int(canvas * rng.uniform(0.6, 0.85))
-    font = ImageFont.truetype(str(_font_path(glyph.font)), size)
+    font = ImageFont.truetype(str(font_path(glyph.font)), size)
     mask = Image.new("L", (canvas, canvas))
     centre = canvas / 2 + rng.uniform(-0.1, 0.1, size=2) * canvas
     # "mm" is the middle of the line, so letters keep their place relative to the base line
