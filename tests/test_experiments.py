@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from featcal_fusionbench.command_line import override
 from featcal_fusionbench.sweeps.cells import Cell, Plan, Selection, cells_of, plan_cells
 from featcal_fusionbench.sweeps.compose import compose_config, compose_method, plain
+from featcal_fusionbench.sweeps.directory import State, Status
 from featcal_fusionbench.sweeps.errors import ExperimentError
 from featcal_fusionbench.sweeps.experiment import (
     Calibrator,
@@ -19,6 +20,7 @@ from featcal_fusionbench.sweeps.experiment import (
     load_experiment,
     table_names,
 )
+from featcal_fusionbench.sweeps.outcome import layout_of
 from featcal_fusionbench.sweeps.pools import Pools
 from featcal_fusionbench.sweeps.preflight import Kind, sources_of
 from featcal_fusionbench.tables.results import BASE, EXPERTS, Size
@@ -293,3 +295,15 @@ def test_sources_of_hyper_parameters_are_those_of_the_rows_and_columns_shown() -
     some = experiment.sources({"regmean"}, {"none", "featcal"})
     assert [line.split(":")[0] for line in some] == ["RegMean", "FeatCal"]
     assert set(some) < set(every)
+
+
+def test_chains_start_from_cells_that_the_table_has() -> None:
+    experiment = experiment_of("embedded_image")
+    cells = cells_of(experiment, "full", (0,))
+    pending = {cell: Status(State.PENDING) for cell in cells}
+    table = layout_of(experiment, pools_of("embedded_image"), pending, "command")
+    assert table.starts == {
+        "task_arithmetic_featcal": ("task_arithmetic", "featcal"),
+        "regmean_plusplus_featcal": ("regmean_plusplus", "featcal"),
+    }
+    assert {Cell(*start, 0) for start in table.starts.values()} <= {*cells}

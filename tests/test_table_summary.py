@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal_fusionbench.tables.checks import TableError, require_one_table, warnings
+from featcal_fusionbench.tables.figures import table_figure
 from featcal_fusionbench.tables.layout import (
     PublishedValue,
     PublishedValues,
@@ -21,7 +22,14 @@ from featcal_fusionbench.tables.layout import (
 )
 from featcal_fusionbench.tables.published import Tree, look_up
 from featcal_fusionbench.tables.results import CellResult
-from featcal_fusionbench.tables.summary import CellSummary, Comparison, cell_key, summarise
+from featcal_fusionbench.tables.summary import (
+    CellSummary,
+    Comparison,
+    by_place,
+    cell_key,
+    summarise,
+)
+from featcal_fusionbench.tables.write import make_document
 
 TASKS = ("a", "b")
 
@@ -123,6 +131,48 @@ def test_what_does_not_depend_on_the_seed_was_run_once() -> None:
     assert summary.normalised["a"].n == 1
 
 
+def chained() -> TableLayout:
+    rows = {"ta": "Task Arithmetic", "ta_featcal": "Task Arithmetic → FeatCal"}
+    columns = {"none": "merged", "surgery": "Surgery", "featcal": "FeatCal"}
+    return layout(rows=rows, columns=columns, starts={"ta_featcal": ("ta", "featcal")})
+
+
+def test_a_chain_is_measured_against_the_model_it_starts_from() -> None:
+    cells = [
+        *two_seeds(),
+        cell("ta_featcal", "surgery", {"a": 0.9, "b": 0.7}, seed=0),
+        cell("ta_featcal", "surgery", {"a": 0.5, "b": 0.6}, seed=1),
+    ]
+    summary = one(cells, "ta_featcal", "surgery", chained())
+    assert summary.share is not None  # from 0.55 and towards 0.775, reached: 0.675
+    assert summary.share.value == pytest.approx((0.675 - 0.55) / (0.775 - 0.55))
+    without = [c for c in cells if (c.merger, c.calibrator) != ("ta", "featcal")]
+    assert one(without, "ta_featcal", "surgery", chained()).share is None
+
+
+def test_a_chain_shows_what_it_starts_from_as_its_merged_model() -> None:
+    cells = [*two_seeds(), cell("ta_featcal", "surgery")]
+    document = make_document(cells, chained())
+    rows = {row[0].text: [entry.text for entry in row[1:]] for row in document.grids[0].rows}
+    assert rows["Task Arithmetic"] == ["35.0", "", "55.0"]
+    assert rows["Task Arithmetic → FeatCal"] == ["55.0", "60.0", ""]
+    places = by_place(summarise(cells, chained()), chained())
+    start = places[cell_key("ta_featcal", "none", {})]
+    assert start is places[cell_key("ta", "featcal", {})]
+    assert table_figure(summarise(cells, chained()), chained()).axes
+
+
+def test_a_curve_of_a_chain_starts_from_the_cell_and_not_from_its_own_points() -> None:
+    cells = [
+        *two_seeds(),
+        cell("ta", "featcal", {"a": 0.1, "b": 0.1}, point={"n": 8}),
+        cell("ta_featcal", "surgery", {"a": 0.9, "b": 0.7}, point={"n": 8}),
+    ]
+    summary = one(cells, "ta_featcal", "surgery", chained(), n=8)
+    assert summary.share is not None
+    assert summary.share.value == pytest.approx((0.8 - 0.7) / (0.9 - 0.7))
+
+
 def test_of_several_seeds_none_stands_for_another() -> None:
     cells = [
         cell("experts", seed=0),
@@ -142,8 +192,9 @@ def test_no_gap_is_not_a_number() -> None:
     share = one(cells, "ta", "featcal").share
     assert share is not None
     assert math.isnan(share.value)
-    assert "No gap for ta × featcal: the experts are no better than the merged model." in warnings(
-        cells, layout(), summaries
+    assert (
+        "No gap for ta × featcal: the experts are no better than the models that these start from."
+        in warnings(cells, layout(), summaries)
     )
 
 

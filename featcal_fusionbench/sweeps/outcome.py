@@ -64,6 +64,7 @@ def layout_of(
         columns={
             c: experiment.calibrators[c].title for c in experiment.columns_shown if c in columns
         },
+        starts={row: origin for row in rows if (origin := experiment.mergers[row].origin)},
         curves={name: curve.title for name, curve in experiment.curves.items()},
         expected=tuple(expected),
         published=experiment.published_values,

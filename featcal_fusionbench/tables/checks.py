@@ -127,12 +127,13 @@ def _no_gap(summaries: Sequence[CellSummary]) -> list[str]:
     lines = []
     if none := [place(s) for s in calibrated if s.share is None]:
         lines.append(
-            f"No share of the gap for {_list(none)}: the experts or the merged model have no "
-            f"result for the same seeds and tasks."
+            f"No share of the gap for {_list(none)}: the experts, or the models that these start "
+            f"from, have no result for the same seeds and tasks."
         )
     if closed := [place(s) for s in calibrated if s.share and math.isnan(s.share.value)]:
         lines.append(
-            f"No gap for {_list(closed)}: the experts are no better than the merged model."
+            f"No gap for {_list(closed)}: the experts are no better than the models that these "
+            f"start from."
         )
     if calibrated and not any(s.key.merger == EXPERTS and s.cells for s in summaries):
         lines.append("The experts have no result: nothing is normalised by them.")

@@ -27,7 +27,7 @@ from .looks import (
     remarks,
 )
 from .results import BASE, EXPERTS, NO_CALIBRATOR
-from .summary import Average, CellKey, CellSummary
+from .summary import Average, CellKey, CellSummary, by_place
 from .wording import number_text
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _value(summary: CellSummary, name: str) -> float | None:
 def _figure(
     name: str, own: Sequence[CellSummary], summaries: Sequence[CellSummary], layout: TableLayout
 ) -> Figure:
-    fixed = {s.key: s.average for s in summaries if not s.key.point and s.average}
+    fixed = {key: s.average for key, s in by_place(summaries, layout).items() if s.average}
     mergers = list(dict.fromkeys(summary.key.merger for summary in own))
     shown = [*own, *(s for s in summaries if s.key in map(CellKey, mergers))]
     columns = min(_COLUMNS, len(mergers))

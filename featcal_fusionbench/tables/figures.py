@@ -26,7 +26,7 @@ from .looks import (
     remarks,
 )
 from .results import BASE, EXPERTS, NO_CALIBRATOR
-from .summary import Average, CellKey, CellSummary, Spread
+from .summary import Average, CellKey, CellSummary, Spread, by_place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ def table_figure(summaries: Sequence[CellSummary], layout: TableLayout) -> Figur
         layout: The table.
     """
     shown = [summary for summary in summaries if not summary.key.point]
-    averages = {summary.key: summary.average for summary in shown}
+    averages = {key: s.average for key, s in by_place(shown, layout).items()}
     beside = {
         summary.key: comparison.row.average
         for summary in shown
@@ -99,7 +99,7 @@ def tasks_figure(summaries: Sequence[CellSummary], layout: TableLayout) -> Figur
     lines: set[str] = set()
     panels = list(figure.subplots(down, across, sharey=True, squeeze=False).flat)
     for axes, task in zip(panels, layout.tasks, strict=False):
-        scores = {summary.key: summary.scores.get(task) for summary in shown}
+        scores = {key: s.scores.get(task) for key, s in by_place(shown, layout).items()}
         lines |= _draw(axes, scores, rows, layout, small=True)
         axes.set_title(task, loc="left", fontsize=10, color=INK, fontweight="bold")
     for axes in panels[len(layout.tasks) :]:

@@ -10,7 +10,7 @@ from .document import Cell, Grid
 from .layout import TableLayout
 from .marks import PARTIAL, Marks
 from .results import BASE, EXPERTS, NO_CALIBRATOR, SPEARMAN_RHO
-from .summary import Average, CellKey, CellSummary, Comparison, Spread
+from .summary import Average, CellKey, CellSummary, Comparison, Spread, by_place
 from .wording import (
     MINUS,
     NONE,
@@ -59,15 +59,15 @@ class _GridMaker:
 
     def matrix(self) -> list[Grid]:
         """The average of every merger × calibrator, where it is wider than a list and fits."""
-        by_place = {summary.key: summary for summary in self._cells_of_table}
-        only_plain = all(key.calibrator == NO_CALIBRATOR for key in by_place)
+        places = by_place(self._summaries, self._layout)
+        only_plain = all(key.calibrator == NO_CALIBRATOR for key in places)
         if only_plain or len(self._layout.columns) > _MOST_COLUMNS:
             return []
         columns = list(dict.fromkeys((NO_CALIBRATOR, *self._layout.columns)))
-        mergers = list(dict.fromkeys(key.merger for key in by_place))
+        mergers = list(dict.fromkeys(summary.key.merger for summary in self._cells_of_table))
         rows = []
         for merger in mergers:
-            own = [by_place.get(CellKey(merger, column)) for column in columns]
+            own = [places.get(CellKey(merger, column)) for column in columns]
             rows.append((Cell(self._layout.row_title(merger)), *self._compared(own)))
         return [
             Grid(
@@ -92,7 +92,7 @@ class _GridMaker:
         return [self._curve(name, list(values)) for name, values in swept.items()]
 
     def _curve(self, name: str, values: Sequence[float | str]) -> Grid:
-        by_place = {summary.key: summary for summary in self._summaries}
+        points = {summary.key: summary for summary in self._summaries}
         values = sorted(values, key=lambda value: (isinstance(value, str), value))
         methods = list(
             dict.fromkeys(
@@ -104,7 +104,7 @@ class _GridMaker:
         rows = []
         for method in methods:
             keys = [CellKey(method.merger, method.calibrator, ((name, v),)) for v in values]
-            rows.append((*self._method(method), *self._compared([by_place.get(k) for k in keys])))
+            rows.append((*self._method(method), *self._compared([points.get(k) for k in keys])))
         return Grid(
             name=f"curve-{name}",
             title=f"Average over tasks by {self._layout.curve_title(name)}",

@@ -89,6 +89,7 @@ class TableLayout:
         tasks: All tasks in order; equals ``CellResult.tasks``.
         rows: Titles of the mergers by key, in order. The base and the experts come first anyway.
         columns: Titles of the calibrators by key, in order.
+        starts: Of rows that start from a calibrated model, the row and column of that cell.
         curves: Titles of swept settings by name, where the name is not title enough.
         expected: The cells that were to be run, with those of the base and the experts. The ones
             without a result show as "–" and are listed.
@@ -102,6 +103,7 @@ class TableLayout:
     tasks: tuple[str, ...]
     rows: Mapping[str, str]
     columns: Mapping[str, str]
+    starts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     curves: Mapping[str, str] = field(default_factory=dict)
     expected: tuple[ExpectedCell, ...] = ()
     published: PublishedValues | None = None
@@ -121,6 +123,10 @@ class TableLayout:
     def column_title(self, calibrator: str) -> str:
         """Title of a column; that of no calibrator need not be listed."""
         return self.columns.get(calibrator, "none")
+
+    def start(self, merger: str) -> tuple[str, str]:
+        """Row and column of the cell whose model a row's calibrators take."""
+        return self.starts.get(merger, (merger, NO_CALIBRATOR))
 
     def curve_title(self, name: str) -> str:
         """Title of a swept setting."""

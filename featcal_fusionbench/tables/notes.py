@@ -79,7 +79,7 @@ def _legend(summaries: Sequence[CellSummary], marks: Marks) -> Iterable[str]:
     )
     yield (
         "gap closed: (row − merged) / (experts − merged) of averages; merged is the same merger "
-        "without a calibrator."
+        "without a calibrator, and for A → B the model of A calibrated by B."
     )
     yield (
         "seconds: of the cell's own method, without evaluation, and without the merger where the "

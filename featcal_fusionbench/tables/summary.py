@@ -26,6 +26,7 @@ __all__ = [
     "References",
     "Share",
     "Spread",
+    "by_place",
     "cell_key",
     "in_order",
     "summarise",
@@ -94,7 +95,7 @@ class Average(Spread):
 
 @dataclass(frozen=True)
 class Share:
-    """A share of the gap between the merged model and the experts.
+    """A share of the gap between the merged model, or what a row starts from, and the experts.
 
     Attributes:
         value: See ``share_of_gap``; NaN where the experts are not better.
@@ -133,7 +134,7 @@ class CellSummary:
         average: None where no task has a score from every seed.
         normalised_average: Mean of ``normalised`` over tasks.
         share: Share of the gap closed. None for the reference rows and for what is not
-            calibrated, and where the merged model or the experts have no result.
+            calibrated, and where the model it starts from or the experts have no result.
         seconds: Of the cell's own method; None unless all seeds have it.
         peak_memory_bytes: Highest of all seeds; None unless all seeds have it.
         peak_device_bytes: The same on the accelerator.
@@ -168,9 +169,9 @@ def summarise(cells: Sequence[CellResult], layout: TableLayout) -> list[CellSumm
         PublishedNumberError: The layout names a published result that does not exist.
         MixedTreesError: Its published results are of two trees.
     """
-    by_place: dict[CellKey, list[CellResult]] = {}
+    results: dict[CellKey, list[CellResult]] = {}
     for cell in sorted(cells, key=lambda cell: cell.seed):
-        by_place.setdefault(cell_key(cell.merger, cell.calibrator, cell.point), []).append(cell)
+        results.setdefault(cell_key(cell.merger, cell.calibrator, cell.point), []).append(cell)
     expected: dict[CellKey, set[int]] = {}
     for cell in layout.expected:
         place = cell_key(cell.merger, cell.calibrator, cell.point)
@@ -180,18 +181,28 @@ def summarise(cells: Sequence[CellResult], layout: TableLayout) -> list[CellSumm
     if any(cell.size == "smoke" for cell in cells):
         published = {}  # a difference to a run that is no measurement means nothing
     order = _Order(layout)
-    places = [place for place in {*by_place, *expected} if order.shows(place)]
+    places = [place for place in {*results, *expected} if order.shows(place)]
     return [
         _summarise_place(
             place,
-            by_place.get(place, []),
+            results.get(place, []),
             expected.get(place, set()),
-            layout.tasks,
+            layout,
             references,
             published.get(place, []),
         )
         for place in sorted(places, key=order.of)
     ]
+
+
+def by_place(summaries: Iterable[CellSummary], layout: TableLayout) -> dict[CellKey, CellSummary]:
+    """Summaries of a table by place.
+
+    A row that starts from a calibrated model has that one where others have the merged model.
+    """
+    found = {summary.key: summary for summary in summaries if not summary.key.point}
+    started = {CellKey(row): found.get(CellKey(*cell)) for row, cell in layout.starts.items()}
+    return found | {place: summary for place, summary in started.items() if summary}
 
 
 def in_order(cells: Iterable[CellResult], layout: TableLayout) -> list[CellResult]:
@@ -227,23 +238,25 @@ class _Order:
 
 
 class References:
-    """Finds the result of the merged model or the experts that belongs to a cell."""
+    """Finds the result of the model that a cell starts from, or of the experts."""
 
     def __init__(self, cells: Iterable[CellResult]) -> None:
         self._by_place: dict[CellKey, list[CellResult]] = {}
         for cell in cells:
-            if cell.calibrator == NO_CALIBRATOR:
-                place = cell_key(cell.merger, cell.calibrator, cell.point)
-                self._by_place.setdefault(place, []).append(cell)
+            place = cell_key(cell.merger, cell.calibrator, cell.point)
+            self._by_place.setdefault(place, []).append(cell)
 
-    def find(self, merger: str, cell: CellResult) -> CellResult | None:
-        """The uncalibrated result of a row that a cell is to be measured against.
+    def find(self, reference: CellKey, cell: CellResult) -> CellResult | None:
+        """The result at a place of the table that a cell is to be measured against.
 
-        That of the cell's own seed and point. What depends on neither was run once: then it is
-        the only one there is, unless hashes say that it was made of other models.
+        That of the cell's own seed and, if nothing was calibrated there, of its own point. What
+        depends on neither was run once: then it is the only one there is, unless hashes say that it
+        was made of other models.
         """
-        own = cell_key(merger, NO_CALIBRATOR, cell.point)
-        for place in dict.fromkeys((own, CellKey(merger))):
+        places = [reference]
+        if reference.calibrator == NO_CALIBRATOR:
+            places.insert(0, cell_key(reference.merger, NO_CALIBRATOR, cell.point))
+        for place in places:
             found = self._by_place.get(place, ())
             for other in found:
                 if other.seed == cell.seed:
@@ -253,10 +266,10 @@ class References:
         return None
 
     def matrix(
-        self, merger: str, cells: Sequence[CellResult], tasks: Sequence[str]
+        self, reference: CellKey, cells: Sequence[CellResult], tasks: Sequence[str]
     ) -> pd.DataFrame:
         """Scores of the references of cells, as ``_matrix`` has the cells' own."""
-        found = {cell.seed: self.find(merger, cell) for cell in cells}
+        found = {cell.seed: self.find(reference, cell) for cell in cells}
         return _matrix({s: other.scores if other else {} for s, other in found.items()}, tasks)
 
 
@@ -281,18 +294,20 @@ def _summarise_place(
     place: CellKey,
     cells: Sequence[CellResult],
     expected_seeds: set[int],
-    tasks: tuple[str, ...],
+    layout: TableLayout,
     references: References,
     published: Sequence[PublishedRow],
 ) -> CellSummary:
     missing = tuple(sorted(expected_seeds - {cell.seed for cell in cells}))
     if not cells:
         return CellSummary(key=place, missing_seeds=missing)
+    tasks = layout.tasks
     scores = _matrix({cell.seed: cell.scores for cell in cells}, tasks)
-    experts = references.matrix(EXPERTS, cells, tasks)
+    experts = references.matrix(CellKey(EXPERTS), cells, tasks)
     # a rho of zero or less is no measure to divide by
     normalised = scores / experts.where(experts > 0)
     average = _average(scores, tasks)
+    start = CellKey(*layout.start(place.merger))
     return CellSummary(
         key=place,
         cells=tuple(cells),
@@ -304,7 +319,7 @@ def _summarise_place(
         share=(
             None
             if place.calibrator == NO_CALIBRATOR
-            else _share(scores, references.matrix(place.merger, cells, tasks), experts)
+            else _share(scores, references.matrix(start, cells, tasks), experts)
         ),
         seconds=_seconds(cells),
         peak_memory_bytes=_highest(cell.peak_memory_bytes for cell in cells),

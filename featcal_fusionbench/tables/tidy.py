@@ -10,7 +10,7 @@ import pandas as pd
 
 from .layout import TableLayout
 from .results import EXPERTS, CellResult
-from .summary import References, in_order
+from .summary import CellKey, References, in_order
 
 __all__ = ["tidy_csv", "tidy_frame"]
 
@@ -45,7 +45,7 @@ def tidy_csv(cells: Sequence[CellResult], layout: TableLayout) -> str:
 
 
 def _lines(cell: CellResult, references: References, points: Sequence[str]) -> list[dict[str, Any]]:
-    experts = references.find(EXPERTS, cell)
+    experts = references.find(CellKey(EXPERTS), cell)
     lines = []
     for task in cell.tasks:
         if task not in cell.scores:

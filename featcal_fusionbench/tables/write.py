@@ -45,7 +45,7 @@ def make_document(cells: Sequence[CellResult], layout: TableLayout) -> Document:
     """Lay a table out as text.
 
     Args:
-        cells: Results of the table, in any order; see ``results.collect``.
+        cells: Results of the table, in any order.
         layout: The table.
 
     Raises:
@@ -67,7 +67,7 @@ def write_tables(
     were run, ``curve-<name>.png`` for each swept setting; every picture as PDF too.
 
     Args:
-        cells: Results of the table, in any order; see ``results.collect``.
+        cells: Results of the table, in any order.
         layout: The table.
         directory: Where the files go; it is made if missing. Files of an earlier call are replaced.
 
