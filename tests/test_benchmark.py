@@ -10,7 +10,10 @@ import dataclasses
 import gzip
 import importlib
 import math
+import os
 import pickle
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.ft2font import FT2Font
+from pico import Pico
 from PIL import Image
 from torch import Tensor
 from transformers import CLIPModel, CLIPProcessor, CLIPVisionConfig, CLIPVisionModel
@@ -352,6 +356,34 @@ def test_checkpoints_load_with_equal_outputs_and_prefixed_keys(pico_parts: Path)
     with torch.no_grad():
         tuned = expert.eval()(pixel_values=pixels).pooler_output
     assert (tuned - outputs[0]).abs().max() > 1e-4
+
+
+_LOAD_AND_LIST = """
+import sys
+from featcal_fusionbench.sweeps.compose import compose_config
+from fusion_bench import instantiate
+from fusion_bench.tasks.clip_classification import CLIPTemplateFactory
+known = set(CLIPTemplateFactory._dataset_mapping)
+pool = instantiate(compose_config(["modelpool=CLIPVisionModelPool/featcal_embedded"]).modelpool)
+getattr(pool, sys.argv[1])(*sys.argv[2:])
+print("registered:", *sorted(set(CLIPTemplateFactory._dataset_mapping) - known))
+"""
+
+
+@pytest.mark.cli
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [["load_model", "_pretrained_"], ["load_processor"]])
+def test_tasks_are_known_once_a_method_has_loaded_anything_it_starts_with(
+    pico: Pico, tmp_path: Path, load: list[str]
+) -> None:
+    (tmp_path / "clip").symlink_to(pico.base)
+    finished = subprocess.run(
+        [sys.executable, "-c", _LOAD_AND_LIST, *load],
+        env={**os.environ, "FEATCAL_BENCHMARK_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert f"registered: {' '.join(sorted(TASKS))}" in finished.stdout, finished.stderr
 
 
 def test_a_saved_tower_gives_the_same_outputs(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The tasks of the embedded benchmark: names, classes, prompts, and how FusionBench finds them.
 
 Importing this module enters every task into FusionBench's ``CLIPTemplateFactory``, so both YAML
-files name it (``load_processor``, ``load_split``) and nothing else has to be imported first.
+files name it (``load_processor``, ``load_split``, ``CLIPVisionModel``) and nothing else has to be
+imported first.
 
 What the images are: *handwriting* (``mnist5k``, ``optdigits``), *silhouettes cut out of
 photographs* (``animals``), and *renderings* of font glyphs made on this machine (``latin``,
@@ -18,9 +19,20 @@ import numpy as np
 from fusion_bench.tasks.clip_classification import CLIPTemplateFactory
 from PIL import Image
 from torch.utils.data import Dataset
-from transformers import CLIPProcessor
+from transformers import CLIPProcessor, CLIPVisionModel
 
 from featcal_fusionbench.benchmark.image.glyphs import ALPHABETS
+
+__all__ = [
+    "SPLITS",
+    "TASKS",
+    "CLIPVisionModel",
+    "ImageSplit",
+    "Task",
+    "load_processor",
+    "load_split",
+    "register_tasks",
+]
 
 SPLITS = ("train", "test")
 
@@ -127,7 +139,8 @@ def load_split(task: str, split: str, directory: str | Path) -> ImageSplit:
 def load_processor(directory: str | Path) -> CLIPProcessor:
     """Load the CLIP processor of a build; the target of the processor in the pool's YAML file.
 
-    It is loaded from here, not by a plain path, so that the tasks are registered before a method
-    asks FusionBench for their class names (RegMean and AdaMerging ask before any data is loaded).
+    It is loaded from here, as the base is, not by a plain path, so that the tasks are registered
+    before a method asks FusionBench for their class names: RegMean and AdaMerging ask before any
+    data is loaded.
     """
     return CLIPProcessor.from_pretrained(Path(directory) / "clip")
