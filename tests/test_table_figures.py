@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from cells import cell, layout
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
@@ -150,6 +151,23 @@ def test_training_on_test_inputs_is_told_of_whoever_did_it() -> None:
     assert legend(figure) == ["FeatCal †", "none"]
     (axes,) = table_figure(summarise(cells[:1], layout()), layout()).axes
     assert "†" not in axes.get_xlabel()
+
+
+def test_no_text_runs_out_of_the_picture() -> None:
+    rows = {"ta": "A merger whose name takes a third of the width", "ties": "TIES"}
+    table = layout(rows=rows)
+    cells = [
+        cell(c.merger, c.calibrator, c.scores, c.seed, labels=("trained on test inputs",))
+        for c in whole()
+    ]
+    figure = table_figure(summarise(cells, table), table)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (axes,) = figure.axes
+    texts = [axes.xaxis.label, axes.title, *axes.texts, *axes.get_yticklabels()]
+    for text in texts:
+        box = text.get_window_extent(canvas.get_renderer())
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1, text.get_text()
 
 
 def test_names_of_a_base_and_experts_that_are_close_do_not_meet() -> None:

@@ -63,7 +63,9 @@ def table_figure(summaries: Sequence[CellSummary], layout: TableLayout) -> Figur
     lines = _draw(axes, averages, rows, layout, beside)
     axes.set_title(layout.title, loc="left", fontsize=12, color=INK, fontweight="bold", pad=20)
     label = f"{measure(shown)}, average over {len(layout.tasks)} tasks"
-    axes.set_xlabel("; ".join((label, *remarks(shown))), fontsize=10, color=INK)
+    # a line of their own: long names of mergers leave the axis little width
+    lines_below = filter(None, (label, "; ".join(remarks(shown))))
+    axes.set_xlabel("\n".join(lines_below), fontsize=10, color=INK)
     handles = [*_handles(shown, rows, layout), *reference_handles(lines)]
     if any(average and average.partial for average in averages.values()):
         handles.append(
