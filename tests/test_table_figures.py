@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from cells import cell, layout
@@ -10,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from featcal_fusionbench.tables.curves import curve_figures
 from featcal_fusionbench.tables.figures import table_figure, tasks_figure
@@ -155,19 +157,27 @@ def test_training_on_test_inputs_is_told_of_whoever_did_it() -> None:
 
 def test_no_text_runs_out_of_the_picture() -> None:
     rows = {"ta": "A merger whose name takes a third of the width", "ties": "TIES"}
-    table = layout(rows=rows)
+    title = "A benchmark of several words, calibrated on inputs of one kind or on those of another"
+    table = replace(layout(rows=rows), title=title)
     cells = [
         cell(c.merger, c.calibrator, c.scores, c.seed, labels=("trained on test inputs",))
         for c in whole()
-    ]
-    figure = table_figure(summarise(cells, table), table)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    (axes,) = figure.axes
-    texts = [axes.xaxis.label, axes.title, *axes.texts, *axes.get_yticklabels()]
-    for text in texts:
-        box = text.get_window_extent(canvas.get_renderer())
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1, text.get_text()
+    ] + curve("n_samples", (1, 2))
+    summaries = summarise(cells, table)
+    figures = [table_figure(summaries, table), tasks_figure(summaries, table)]
+    figures += curve_figures(summaries, table).values()
+    assert len(figures) == 3
+    for figure in figures:
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        assert title in figure.get_suptitle().replace("\n", " ")
+        # not the numbers along an axis: matplotlib has some beyond its ends, which it does not draw
+        numbers = {label for axes in figure.axes for label in axes.get_xticklabels()}
+        for text in set(figure.findobj(Text)) - numbers:
+            if not text.get_text():
+                continue
+            box = text.get_window_extent(canvas.get_renderer())
+            assert box.x0 >= 0 and box.x1 <= figure.bbox.x1, text.get_text()
 
 
 def test_names_of_a_base_and_experts_that_are_close_do_not_meet() -> None:

@@ -15,6 +15,7 @@ from .layout import TableLayout
 from .looks import (
     Look,
     add_legend,
+    add_title,
     calibrator_title,
     draw_references,
     looks,
@@ -107,7 +108,7 @@ def _figure(
     for axes in panels[:, 0]:
         axes.set_ylabel(f"{measure(own)}, average", fontsize=10, color=INK)
     title = "; ".join((layout.title, *remarks(shown)))
-    figure.suptitle(title, fontsize=11, color=INK, x=0.02, ha="left")
+    add_title(figure, title)
     handles = _handles(own, shown, layout)
     if any(CellKey(merger) in fixed for merger in mergers):
         handles.append(Line2D([], [], color=MUTED, linestyle="--", label="not calibrated"))

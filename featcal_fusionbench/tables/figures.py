@@ -14,6 +14,7 @@ from ..report.style import GRID, INK, MUTED, clear_axes
 from .layout import TableLayout
 from .looks import (
     add_legend,
+    add_title,
     calibrator_title,
     draw_references,
     looks,
@@ -61,7 +62,7 @@ def table_figure(summaries: Sequence[CellSummary], layout: TableLayout) -> Figur
     figure = new_figure(8.0, 1.9 + (_SMALL_ROW_INCHES if marks == 1 else _ROW_INCHES) * len(rows))
     axes = figure.subplots()
     lines = _draw(axes, averages, rows, layout, beside)
-    axes.set_title(layout.title, loc="left", fontsize=12, color=INK, fontweight="bold", pad=20)
+    add_title(figure, layout.title)
     label = f"{measure(shown)}, average over {len(layout.tasks)} tasks"
     # a line of their own: long names of mergers leave the axis little width
     lines_below = filter(None, (label, "; ".join(remarks(shown))))
@@ -107,13 +108,7 @@ def tasks_figure(summaries: Sequence[CellSummary], layout: TableLayout) -> Figur
     for axes in panels[len(layout.tasks) :]:
         axes.set_visible(False)
     title = f"{layout.title}: {measure(shown)} per task"
-    figure.suptitle(
-        "; ".join((title, *remarks(shown))),
-        fontsize=11,
-        color=INK,
-        x=0.02,
-        ha="left",
-    )
+    add_title(figure, "; ".join((title, *remarks(shown))))
     add_legend(figure, [*_handles(shown, rows, layout), *reference_handles(lines)])
     return figure
 

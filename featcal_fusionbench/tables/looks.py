@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Look",
     "add_legend",
+    "add_title",
     "calibrator_title",
     "draw_references",
     "looks",
@@ -42,6 +44,8 @@ _MARKERS = ("s", "^", "D", "v", "P", "X")
 _HANDLE_INCHES = 0.55
 _LETTER_INCHES = 0.078
 """Room that an entry of a legend takes besides its text, and a letter of it."""
+_TITLE_LETTER_INCHES = 0.115
+"""Room that a letter of a title takes."""
 _MARK = " †"
 _NAME_ROOM = 0.2
 """Share of the axis that the names of the base and the experts need."""
@@ -247,6 +251,13 @@ def reference_handles(drawn: set[str]) -> list[Line2D]:
     base = Line2D([], [], color=MUTED, linestyle=":", label=BASE)
     experts = Line2D([], [], color=INK, linestyle="-", label=EXPERTS)
     return [handle for handle in (base, experts) if handle.get_label() in drawn]
+
+
+def add_title(figure: Figure, text: str) -> None:
+    """Put a title above a figure, in as many lines as it needs."""
+    fitting = int(figure.get_figwidth() / _TITLE_LETTER_INCHES)
+    lines = textwrap.fill(text, fitting)
+    figure.suptitle(lines, fontsize=12, color=INK, fontweight="bold", x=0.02, ha="left")
 
 
 def add_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
