@@ -215,7 +215,7 @@ def test_other_ways_to_calibrate(pico: PicoT5, tmp_path: Path, settings: Any) ->
     featcal(tmp_path, n_samples=20, **settings).run(few(pico))
     report = read(tmp_path)
     assert report.status == "complete" and report.modules_calibrated == 46
-    # 20 samples of the pico family, whose training amplifies rounding: whether drift shrinks is luck
+    # 20 samples, and a pico family whose training amplifies rounding: shrinking drift is luck
     before, after = report.mean_drift_before, report.mean_drift_after
     assert before is not None and after is not None
     assert math.isfinite(after) and after != before
