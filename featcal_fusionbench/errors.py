@@ -1,8 +1,25 @@
-"""Errors of the FusionBench side. Each message names the thing at fault and the remedy."""
+"""The base of all errors, and those of the FusionBench side.
 
-from .calibration import CalibrationError
+Each message names the thing at fault and the remedy.
+"""
 
-__all__ = ["CalibrationDataError", "MergerError", "ModelPoolError", "OutputError", "TaskPoolError"]
+__all__ = [
+    "CalibrationDataError",
+    "CalibrationError",
+    "MergerError",
+    "ModelPoolError",
+    "OutputError",
+    "SettingsError",
+    "TaskPoolError",
+]
+
+
+class CalibrationError(Exception):
+    """Base class of everything that is raised on purpose."""
+
+
+class SettingsError(CalibrationError, ValueError):
+    """A setting has a value outside its range; the message names it and the remedy."""
 
 
 class ModelPoolError(CalibrationError):

@@ -21,12 +21,11 @@ from torch import nn
 
 from .calibration import PhaseClock
 from .compat import apply_transformers_shim
-from .errors import MergerError, OutputError
+from .errors import MergerError, OutputError, SettingsError
 from .evaluation import check_task_pool
 from .experts import check_weights, floating_tensors, identities
 from .recorder import ReportT, RunRecorder
 from .report import MergeReport, MergeSettings, MethodSettings, RunReport, report_name, scalars
-from .settings import SettingsError
 from .upstream import MergedSource, make_merger
 
 __all__ = [

@@ -6,14 +6,12 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-__all__ = ["DecoderInputs", "ForwardDtype", "SampleSettings", "SettingsError"]
+from .errors import SettingsError
+
+__all__ = ["DecoderInputs", "ForwardDtype", "SampleSettings"]
 
 ForwardDtype = Literal["float32", "float64", "bfloat16"]
 DecoderInputs = Literal["expert", "labels"]
-
-
-class SettingsError(ValueError):
-    """A setting has a value outside its range; the message names it and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)

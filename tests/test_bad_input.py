@@ -16,7 +16,6 @@ from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from featcal_fusionbench.algorithm import FeatCalAlgorithm
 from featcal_fusionbench.calibration import CalibrationError
-from featcal_fusionbench.settings import SettingsError
 
 
 class Untouchable(BaseAlgorithm):
@@ -192,12 +191,12 @@ def test_two_experts_with_one_checkpoint_are_a_warning(
     ],
 )
 def test_settings_out_of_range_fail_when_the_method_is_made(setting: str, value: Any) -> None:
-    with pytest.raises(SettingsError, match=setting):
+    with pytest.raises(CalibrationError, match=setting):
         FeatCalAlgorithm(**{setting: value})
 
 
 def test_unknown_setting_gets_a_suggestion() -> None:
-    with pytest.raises(SettingsError, match="did you mean ridge_lambda"):
+    with pytest.raises(CalibrationError, match="did you mean ridge_lambda"):
         FeatCalAlgorithm(ridge_lamda=0.1)
 
 

@@ -13,8 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcal_fusionbench.calibration import CalibrationSettings
-from featcal_fusionbench.settings import SettingsError
+from featcal_fusionbench.calibration import CalibrationError, CalibrationSettings, SettingsError
 
 NAN, INF = math.nan, math.inf
 
@@ -51,6 +50,7 @@ def test_bad_values_are_named_with_their_remedy(name: str, value: Any, remedy: s
     assert str(caught.value).startswith(name)
     shown = [value] if not isinstance(value, list | tuple) else [*value, value]
     assert any(repr(part) in str(caught.value) for part in shown) or name == "epsilon"
+    assert isinstance(caught.value, CalibrationError) and isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize("name", ["granularity", "include", "ridge_lambda", "n_samples"])

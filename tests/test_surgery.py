@@ -27,13 +27,13 @@ from featcal_fusionbench.corrected import (
     CorrectionsFileError,
     load_corrected_model,
 )
+from featcal_fusionbench.errors import SettingsError
 from featcal_fusionbench.report import (
     ProbSurgeryReport,
     RepresentationSurgeryReport,
     RunReport,
     SurgeryReport,
 )
-from featcal_fusionbench.settings import SettingsError
 from featcal_fusionbench.surgery import (
     TEST_INPUTS_LABEL,
     ProbSurgeryAlgorithm,

@@ -25,8 +25,7 @@ from featcal_fusionbench.calibration import (
 from featcal_fusionbench.calibration.drift import measure_drift
 from featcal_fusionbench.calibration.expert_path import ExpertPath
 from featcal_fusionbench.calibration.trace import trace_forward
-from featcal_fusionbench.errors import CalibrationDataError
-from featcal_fusionbench.settings import SettingsError
+from featcal_fusionbench.errors import CalibrationDataError, SettingsError
 
 GRANULARITIES = ["module", "block"]
 TASKS = ("a", "b", "c")

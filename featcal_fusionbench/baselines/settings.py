@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ..settings import SampleSettings, SettingsError
+from ..errors import SettingsError
+from ..settings import SampleSettings
 
 __all__ = [
     "ProbSurgerySettings",

@@ -1,8 +1,8 @@
 """The calibration engine: knows torch, and neither FusionBench nor any architecture."""
 
+from ..errors import CalibrationError, SettingsError
 from .clock import PhaseClock
 from .errors import (
-    CalibrationError,
     ForwardError,
     NonFiniteError,
     PlanError,
@@ -39,6 +39,7 @@ __all__ = [
     "PlanError",
     "RowRule",
     "RowRules",
+    "SettingsError",
     "SilentObserver",
     "SingularSystemError",
     "SkippedModule",

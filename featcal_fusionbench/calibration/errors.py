@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from ..errors import CalibrationError
+
 __all__ = [
-    "CalibrationError",
     "ForwardError",
     "NonFiniteError",
     "PlanError",
     "SingularSystemError",
     "WeightsError",
 ]
-
-
-class CalibrationError(Exception):
-    """Base class of everything that the engine raises on purpose."""
 
 
 class PlanError(CalibrationError):

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import CalibrationError
 from . import closed_form
 from .clock import PhaseClock
-from .errors import CalibrationError, NonFiniteError, SingularSystemError
+from .errors import NonFiniteError, SingularSystemError
 from .expert_path import ExpertPath, Weights
 from .host_memory import give_back_freed_memory
 from .inputs import Inputs, place_inputs

@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from ..settings import SampleSettings, SettingsError
+from ..errors import SettingsError
+from ..settings import SampleSettings
 
 __all__ = [
     "CalibrationSettings",
