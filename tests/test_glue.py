@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -215,10 +214,8 @@ def test_other_ways_to_calibrate(pico: PicoT5, tmp_path: Path, settings: Any) ->
     featcal(tmp_path, n_samples=20, **settings).run(few(pico))
     report = read(tmp_path)
     assert report.status == "complete" and report.modules_calibrated == 46
-    # 20 samples, and a pico family whose training amplifies rounding: shrinking drift is luck
-    before, after = report.mean_drift_before, report.mean_drift_after
-    assert before is not None and after is not None
-    assert math.isfinite(after) and after != before
+    assert report.mean_drift_before is not None and report.mean_drift_after is not None
+    assert report.mean_drift_after < report.mean_drift_before
 
 
 def test_a_merged_checkpoint_is_calibrated_like_the_merged_model(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,9 @@ from .architectures import ClipShape
 from .glue import WORDS
 
 __all__ = ["flan_t5_tokenizer", "write_clip_processor", "write_flan_t5_tokenizer"]
+
+_SPECIAL = ("<pad>", "</s>", "<unk>")
+_T5_PIECES = 220
 
 
 def _clip_vocabulary(merges: int) -> tuple[list[str], list[str]]:
@@ -98,20 +102,13 @@ def write_clip_processor(path: Path, shape: ClipShape) -> None:
 
 @lru_cache
 def flan_t5_tokenizer() -> Any:
-    """Unigram pieces with T5's special tokens at T5's places, trained on GLUE's prompts."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    """Unigram pieces with T5's special tokens at T5's places, of the words of GLUE's prompts."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(models.Unigram())
+    words = Tokenizer(models.Unigram(_pieces(), unk_id=_SPECIAL.index("<unk>")))
     words.pre_tokenizer = pre_tokenizers.Metaspace()  # pyright: ignore
     words.decoder = decoders.Metaspace()  # pyright: ignore
-    trainer = trainers.UnigramTrainer(
-        vocab_size=220,
-        special_tokens=["<pad>", "</s>", "<unk>"],
-        unk_token="<unk>",
-        show_progress=False,
-    )
-    words.train_from_iterator(_corpus(), trainer)
     words.post_processor = processors.TemplateProcessing(  # pyright: ignore
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
     )
@@ -123,6 +120,24 @@ def flan_t5_tokenizer() -> Any:
         model_max_length=256,
         model_input_names=["input_ids", "attention_mask"],
     )
+
+
+def _pieces() -> list[tuple[str, float]]:
+    """Pieces with their log-probabilities: special tokens, characters, the most frequent words.
+
+    Not by the trainer of tokenizers, for the reason that ``_word_merges`` gives.
+    """
+    counts = Counter(f"\u2581{word}" for text in _corpus() for word in text.split())
+    characters = sorted({character for word in counts for character in word})
+    frequent = sorted(counts, key=lambda word: (-counts[word], word))
+    room = _T5_PIECES - len(_SPECIAL) - len(characters)
+    total = counts.total()
+    rare = -math.log(total) - 1  # rarer than any word
+    return [
+        *((token, 0.0) for token in _SPECIAL),
+        *((character, rare) for character in characters),
+        *((word, math.log(counts[word] / total)) for word in frequent[:room]),
+    ]
 
 
 def _corpus() -> list[str]:
