@@ -6,6 +6,8 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -498,3 +500,28 @@ def test_bad_arguments(
     with pytest.raises(SystemExit):
         parse_arguments(["directory", *arguments])
     assert message in capsys.readouterr().err
+
+
+_WRITE = """
+import sys
+from pathlib import Path
+from featcal_fusionbench.mirror.architectures import pico_clip
+from featcal_fusionbench.mirror.words import write_clip_processor, write_flan_t5_tokenizer
+for name in ("clip", "t5"):
+    Path(name).mkdir()
+write_clip_processor(Path("clip"), pico_clip())
+write_flan_t5_tokenizer(Path("t5"))
+"""
+
+
+@pytest.mark.cli
+@pytest.mark.slow
+def test_tokenizers_are_the_same_in_every_process(tmp_path: Path) -> None:
+    written = []
+    for run in ("one", "two"):
+        (tmp_path / run).mkdir()
+        subprocess.run([sys.executable, "-c", _WRITE], cwd=tmp_path / run, check=True)
+        files = sorted(path for path in (tmp_path / run).rglob("*") if path.is_file())
+        written.append({path.relative_to(tmp_path / run): path.read_bytes() for path in files})
+    assert len(written[0]) == 6
+    assert written[0] == written[1]
