@@ -15,12 +15,7 @@ from transformers import CLIPConfig, CLIPModel
 from featcal_fusionbench.errors import TaskPoolError
 from featcal_fusionbench.evaluation import check_task_pool
 
-METHODS = (
-    "merge_only",
-    "featcal",
-    "representation_surgery",
-    "prob_surgery",
-)
+METHODS = ("merge_only", "featcal", "representation_surgery", "prob_surgery")
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +36,7 @@ def task_pool(name: str, target: str = "transformers.CLIPModel.from_pretrained")
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_refuse_the_task_pool_of_another_clip(
-    pico: Pico, other: Path, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_methods_refuse_the_task_pool_of_another_clip(pico: Pico, other: Path, method: str) -> None:
     with pytest.raises(TaskPoolError, match=r"patch_size.*taskpool\.base_model"):
         pico.run_program(
             f"method={method}",

@@ -101,8 +101,9 @@ def tasks_figure(summaries: Sequence[CellSummary], layout: TableLayout) -> Figur
     figure = new_figure(max(6.0, 2.0 + 2.3 * across), height)
     lines: set[str] = set()
     panels = list(figure.subplots(down, across, sharey=True, squeeze=False).flat)
+    places = by_place(shown, layout)
     for axes, task in zip(panels, layout.tasks, strict=False):
-        scores = {key: s.scores.get(task) for key, s in by_place(shown, layout).items()}
+        scores = {key: summary.scores.get(task) for key, summary in places.items()}
         lines |= _draw(axes, scores, rows, layout, small=True)
         axes.set_title(task, loc="left", fontsize=10, color=INK, fontweight="bold")
     for axes in panels[len(layout.tasks) :]:
