@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from fusion_bench import BaseModelPool
@@ -18,6 +16,7 @@ from .merging import WORKING_DTYPE, MergeOnlyAlgorithm, PlanningMethod, setting_
 from .preparation import Prepared, TaskInputs, plan_calibration, prepare
 from .recorder import RunRecorder
 from .report import FeatCalReport, PlanEstimate, PlanRow, RichProgress, plan_table
+from .scratch import scratch_directory
 from .upstream import MergedSource
 
 __all__ = ["FeatCalAlgorithm", "MergeOnlyAlgorithm"]
@@ -49,12 +48,12 @@ class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
     def _work(
         self, pool: BaseModelPool, source: MergedSource, recorder: RunRecorder[FeatCalReport]
     ) -> nn.Module | None:
-        with tempfile.TemporaryDirectory(prefix="featcal-") as scratch:
+        with scratch_directory() as scratch:
             with recorder.clock.phase("checks"):
                 prepared = prepare(
                     pool,
                     self.settings,
-                    Path(scratch),
+                    scratch,
                     show_progress=self.fabric.is_global_zero,
                 )
                 self._check_task_pool(prepared.base_model)
@@ -64,8 +63,9 @@ class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
             recorder.print(_plan_table(fit))
             if self.plan_only:
                 return None
-            merged = self._load_merged(source, prepared.base_model, recorder)
+            merged = self._load_merged(source, prepared.models, recorder)
             model = self._calibrate(merged, prepared, fit.plan, recorder)
+            self._finish(model, prepared.models, recorder)
         self._save_processor(pool, prepared.processor)
         return model
 
@@ -80,7 +80,6 @@ class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
         experts = {task: expert.weights for task, expert in prepared.experts.items()}
         inputs = self._completed_inputs(prepared, experts, recorder)
         heldout = {task: of.heldout for task, of in inputs.items()}
-        dtypes = {name: value.dtype for name, value in merged.named_parameters()}
         merged.to(self.fabric.device, WORKING_DTYPE[self.settings.forward_dtype])
         architecture = prepared.architecture
 
@@ -114,10 +113,7 @@ class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
                 recorder.update(result=CalibrationResult(progress.modules))
             raise
         recorder.update(result=result, drift_after=drift())
-        merged.to("cpu")
-        for name, value in merged.named_parameters():  # some models mix precisions
-            value.data = value.data.to(dtypes[name])
-        return merged
+        return merged.to("cpu")
 
     def _completed_inputs(
         self,

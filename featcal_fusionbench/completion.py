@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from .architectures import CompleteInputs
 from .calibration import Weights
-from .experts import floating_tensors
+from .pools.opening import floating_tensors
 
 if TYPE_CHECKING:
     from .preparation import TaskInputs

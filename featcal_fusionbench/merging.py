@@ -6,10 +6,13 @@ Each wraps an upstream merger, any method of FusionBench or of this package, and
 from __future__ import annotations
 
 import difflib
+import logging
+import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import MISSING, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -20,12 +23,20 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from .calibration import PhaseClock
+from .claims import claim_log_dir, claim_path
 from .compat import apply_transformers_shim
 from .errors import MergerError, OutputError, SettingsError
 from .evaluation import check_task_pool
-from .experts import check_weights, floating_tensors, identities
+from .finishing import finish, keep_when_saving_fails, save_whole, silence_extras
+from .interrupts import terminable
+from .outputs import in_log_dir, require_room, require_savable
+from .pools.models import PoolModels, check_weights, open_models
+from .pools.opening import floating_tensors
 from .recorder import ReportT, RunRecorder
-from .report import MergeReport, MergeSettings, MethodSettings, RunReport, report_name, scalars
+from .report import MergeReport, MergeSettings, MethodSettings, RunReport, report_name
+from .scratch import scratch_directory
+from .streams import forgiving_streams
+from .surroundings import own_surroundings
 from .upstream import MergedSource, make_merger
 
 __all__ = [
@@ -35,6 +46,8 @@ __all__ = [
     "WrappingMethod",
     "setting_names",
 ]
+
+log = logging.getLogger(__name__)
 
 # FusionBench's program imports the method before the task pool, which needs this.
 apply_transformers_shim()
@@ -108,13 +121,27 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
     def run(self, modelpool: BaseModelPool | Mapping[str, nn.Module]) -> Any:
         """Take the merged model and go on with it.
 
+        What the caller has set in torch (autocast, ``no_grad``, ``inference_mode``, default dtype
+        and device) does not change the result, and its random generators are as they were
+        afterwards. SIGTERM and SIGHUP end the run as Ctrl-C does.
+
         Args:
             modelpool: A pool with ``_pretrained_``, the experts and what data is needed. Not
                 changed.
 
         Returns:
             The model on the host, or None where the run only planned.
+
+        Raises:
+            CalibrationError: Something cannot be used, or the result not be written; the message
+                names it and the remedy.
         """
+        with terminable(), forgiving_streams(), own_surroundings(self._merger_seed):
+            return self._run(modelpool)
+
+    def _run(self, modelpool: BaseModelPool | Mapping[str, nn.Module]) -> nn.Module | None:
+        moved = self._claim_log_dir()
+        self._claim_output_dir()
         pool = modelpool if isinstance(modelpool, BaseModelPool) else BaseModelPool(dict(modelpool))
         clock = PhaseClock(self.fabric.device)
         runs_merger = self.merged_model is None and not pool.has_merged
@@ -128,16 +155,19 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
             enabled=self.fabric.is_global_zero,
         )
         with recorder, ExitStack() as chained:
+            recorder.warn(*moved)
+            self._check_outputs(pool)
             source = self._merged_source(pool)
             if isinstance(source.merger, WrappingMethod):
                 chained.callback(source.merger._leave)
+            recorder.warn(*self._seeds_without_effect(source.merger))
             model = self._work(pool, source, recorder)
             if model is not None:
                 self._name_saved_model(pool, recorder)
+                self._keep_when_saving_fails(model)
             recorder.update(status="planned" if model is None else "complete")
         if model is not None:
-            values = scalars(recorder.report)
-            self.fabric.log_dict({self._prefix + name: value for name, value in values.items()})
+            recorder.log_scalars(self.fabric, self._prefix)
         return model
 
     @abstractmethod
@@ -145,6 +175,32 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
         self, pool: BaseModelPool, source: MergedSource, recorder: RunRecorder[ReportT]
     ) -> nn.Module | None:
         """What the method does; None where it only planned."""
+
+    @property
+    def _merger_seed(self) -> int:
+        """Seed of a merger that draws: the program's ``seed``, or this method's where it has none.
+
+        So one ``seed=`` gives one merged model, whichever method of this package takes it.
+        """
+        seed = getattr(self._program, "seed", None)
+        return self.settings.seed if seed is None else int(seed)
+
+    def _seeds_without_effect(self, merger: Any) -> list[str]:
+        program, own = getattr(self._program, "seed", None), self.settings.seed
+        if merger is None or isinstance(merger, WrappingMethod):
+            if own and self.settings_type is MergeSettings:
+                return [f"{self._setting('seed')}={own} has no effect: nothing is drawn by it."]
+            return []
+        if program is not None and own not in (0, program):
+            return [
+                f"The merger draws by seed={program}, not by {self._setting('seed')}={own}: set "
+                "both alike, or leave seed out."
+            ]
+        return []
+
+    def _setting(self, name: str) -> str:
+        """A setting of this method as the command line calls it, also of a nested method."""
+        return f"method.{self._prefix.replace('/', '.')}{name}"
 
     @property
     def _directory(self) -> Path:
@@ -158,6 +214,39 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
     def _prefix(self) -> str:
         """What the names of logged numbers start with: one part per method around this one."""
         return "" if self._outer is None else f"{self._outer._prefix}merger/"
+
+    def _claim_log_dir(self) -> tuple[str, ...]:
+        """Let no other run write to the log directory; warnings."""
+        if self._outer is not None or self.log_dir is None:
+            return ()
+        moved = claim_log_dir(self)
+        return () if moved is None else (moved,)
+
+    def _claim_output_dir(self) -> None:
+        """Let no other job of a multirun write its report where this method does."""
+        has_own = self._outer is not None or self.log_dir is not None
+        if self.fabric.is_global_zero and (self.output_dir is not None or not has_own):
+            claim_path(self._directory, self._setting("output_dir"))
+
+    def _check_outputs(self, pool: BaseModelPool) -> None:
+        """Find what the program could not write after this method; nothing is loaded yet."""
+        if self._outer is not None or not self.fabric.is_global_zero:
+            return
+        settings = {"merged_model_save_path": _saves_directories(pool)}
+        if getattr(self._program, "taskpool", None) is not None:
+            settings["report_save_path"] = False
+        for setting, is_directory in settings.items():
+            given = getattr(self._program, setting, None)
+            if given is None:
+                continue
+            path = in_log_dir(given, self.log_dir, setting)
+            if setting == "report_save_path" and not os.path.dirname(path):
+                raise OutputError(
+                    f"{setting}={path} has no directory, which FusionBench needs: give ./{path}."
+                )
+            require_savable(path, setting, is_directory=is_directory)
+            if "{log_dir}" not in given:
+                claim_path(path, setting)
 
     def _merged_source(self, pool: BaseModelPool) -> MergedSource:
         merger = None
@@ -185,6 +274,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
                 f"method.merger.output_dir={merger.output_dir} is the directory of the outer "
                 "method's own report: leave it out, and `merger/` below that one is taken."
             )
+        merger._claim_output_dir()
         merger.check_chain()
 
     def _leave(self) -> None:
@@ -208,26 +298,41 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
                 self._adopt(merger)
 
     def _check_task_pool(self, base: nn.Module) -> None:
-        """Find what would make the program's evaluation wrong, before the work that it follows."""
+        """Find, before the long work, why evaluating or saving its result would fail or be wrong.
+
+        Args:
+            base: The base, which the result will be like.
+        """
         check_task_pool(getattr(self._program, "taskpool", None), base)
+        path = self._save_path()
+        if path is not None:
+            size = sum(tensor.nbytes for tensor in (*base.parameters(), *base.buffers()))
+            require_room(path, size, "merged_model_save_path")
 
     def _load_merged(
         self,
         source: MergedSource,
-        base: nn.Module,
+        models: PoolModels,
         recorder: RunRecorder[ReportT],
     ) -> nn.Module:
         """Get the merged model, checked and named in the report."""
         with recorder.clock.phase("merging"):
-            merged = source.load(base)
+            merged, warnings = source.load(models, self._merger_seed)
+        recorder.warn(*warnings)
         if isinstance(source.merger, WrappingMethod):
             nested = source.merger
             recorder.add_output("merger", nested._directory / report_name(nested.method_name))
         with recorder.clock.phase("checks"):
             tensors = floating_tensors(merged)
             checked = check_weights("merged", "merged", tensors, source.description, tensors)
+        silence_extras(merged)
         recorder.update(models=(*recorder.report.models, checked.identity))
         return merged
+
+    def _finish(self, model: nn.Module, models: PoolModels, recorder: RunRecorder[ReportT]) -> None:
+        """Give the result the base's precision and configuration."""
+        dtypes = {name: value.dtype for name, value in floating_tensors(models.base_model).items()}
+        recorder.warn(*finish(model, dtypes, models.extras))
 
     @property
     def method_name(self) -> Any:
@@ -239,16 +344,14 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
         path = getattr(self._program, "merged_model_save_path", None)
         if path is None or self._outer is not None:
             return None
-        if "{log_dir}" in path and self.log_dir is not None:
-            path = path.format(log_dir=self.log_dir)
-        return path
+        return in_log_dir(path, self.log_dir, "merged_model_save_path")
 
     def _name_saved_model(self, pool: BaseModelPool, recorder: RunRecorder[ReportT]) -> None:
         """Put the model that FusionBench's program is about to save into the report."""
         path = self._save_path()
         if path is None or not self.fabric.is_global_zero:
             return
-        if type(pool).save_model is BaseModelPool.save_model:
+        if not _saves_directories(pool):
             recorder.warn(
                 f"pools of type {type(pool).__name__} save a model as one file of pickled tensors, "
                 "without processor or tokenizer: use a pool that saves with save_pretrained, such "
@@ -256,14 +359,23 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
             )
         recorder.add_output("model", path)
 
+    def _keep_when_saving_fails(self, model: Any) -> None:
+        """Let the result be kept with the report where it cannot be saved as asked."""
+        if self._outer is not None or not hasattr(model, "save_pretrained"):
+            return
+        save = partial(save_whole, model) if self.returns_plain_model else model.save_pretrained
+        keep_when_saving_fails(model, save, self._directory / "model")
+
     def _save_processor(self, pool: BaseModelPool, processor: Any) -> None:
         """Put the processor where FusionBench's program is about to save the model."""
         path = self._save_path()
         if path is None or not self.fabric.is_global_zero:
             return
-        saves_directories = type(pool).save_model is not BaseModelPool.save_model
-        if saves_directories and hasattr(processor, "save_pretrained"):
-            processor.save_pretrained(path)
+        if _saves_directories(pool) and hasattr(processor, "save_pretrained"):
+            try:
+                processor.save_pretrained(path)
+            except OSError as error:  # not worth the model, which is kept elsewhere if need be
+                log.warning("The processor could not be saved to %s: %s", path, error)
 
 
 class PlanningMethod(WrappingMethod[SettingsT, ReportT]):
@@ -304,14 +416,27 @@ class MergeOnlyAlgorithm(WrappingMethod[MergeSettings, MergeReport]):
     settings_type = MergeSettings
     report_type = MergeReport
 
+    _config_mapping = WrappingMethod._config_mapping | {
+        name: name for name in setting_names(MergeSettings)
+    }
+
     def _work(
         self, pool: BaseModelPool, source: MergedSource, recorder: RunRecorder[MergeReport]
     ) -> nn.Module:
-        with recorder.clock.phase("checks"):
-            recorder.update(models=identities(pool))
-            base = pool.load_model("_pretrained_")
-            self._check_task_pool(base)
-        return self._load_merged(source, base, recorder)
+        with scratch_directory() as scratch:
+            with recorder.clock.phase("checks"):
+                models = open_models(pool, scratch, show_progress=recorder.enabled)
+                self._check_task_pool(models.base_model)
+            recorder.update(models=models.identities)
+            recorder.warn(*models.warnings)
+            merged = self._load_merged(source, models, recorder)
+            self._finish(merged, models, recorder)
+        return merged
+
+
+def _saves_directories(pool: BaseModelPool) -> bool:
+    """Whether the pool saves a model as a directory; FusionBench's plain pool writes one file."""
+    return type(pool).save_model is not BaseModelPool.save_model
 
 
 def _as_dict(merger: Any) -> dict[str, Any]:

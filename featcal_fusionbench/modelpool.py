@@ -12,11 +12,10 @@ from typing import Any
 
 from fusion_bench.modelpool import Seq2SeqLMPool as UpstreamPool
 from omegaconf import DictConfig
-from peft import PeftConfig, PeftModel
 from transformers import AutoModelForSeq2SeqLM
 
 from .data import load_tokenizer
-from .errors import ModelPoolError
+from .pools.adapters import adapter_entry, merge_adapter
 
 __all__ = ["Seq2SeqLMPool", "load_lora_model"]
 
@@ -35,12 +34,9 @@ class Seq2SeqLMPool(UpstreamPool):
             config = self._models[config] if config in self._models else config
         if isinstance(config, str):
             return AutoModelForSeq2SeqLM.from_pretrained(config, **self._kwargs(kwargs))
-        if isinstance(config, Mapping | DictConfig) and str(config.get("_target_", "")).endswith(
-            ".load_lora_model"
-        ):
-            return load_lora_model(
-                config["base_model_path"], config["peft_model_path"], **self._kwargs(kwargs)
-            )
+        if isinstance(config, dict | DictConfig) and (found := adapter_entry(config)) is not None:
+            arguments = self._kwargs({**found.model_kwargs, **kwargs})
+            return load_lora_model(found.base, found.adapter, **arguments)
         return super().load_model(model_name_or_config, *args, **kwargs)
 
     def load_tokenizer(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,15 +62,7 @@ def load_lora_model(base_model_path: str, peft_model_path: str, **model_kwargs: 
         **model_kwargs: For the base's ``from_pretrained``, such as ``torch_dtype``.
 
     Raises:
-        ModelPoolError: The adapter does not fit the base.
+        ModelPoolError: The adapter does not fit the base, or would be used in part.
     """
-    config = PeftConfig.from_pretrained(peft_model_path)
     base = AutoModelForSeq2SeqLM.from_pretrained(base_model_path, **model_kwargs)
-    try:
-        model: Any = PeftModel.from_pretrained(base, peft_model_path, config=config)
-        return model.merge_and_unload()
-    except (RuntimeError, ValueError) as error:
-        raise ModelPoolError(
-            f"the LoRA adapter {peft_model_path!r} does not fit the base {base_model_path!r}: it "
-            f"was trained on another one ({type(error).__name__}: {error})"
-        ) from error
+    return merge_adapter(base, peft_model_path, name=peft_model_path)

@@ -10,45 +10,19 @@ from typing import Any
 import psutil
 import torch
 from fusion_bench import BaseModelPool
-from torch import Tensor, nn
-from tqdm.auto import tqdm
+from torch import nn
 
 from .architectures import Architecture, architecture_of
 from .calibration import CalibrationSettings, build_plan
 from .calibration.estimate import Fit, fit_to_memory, measure_matmul_rate
 from .calibration.inputs import Inputs
-from .data import (
-    TRAINING_SPLITS,
-    Batches,
-    Split,
-    draw,
-    load_calibration_dataset,
-    require_datasets,
-    shortfalls,
-    source_of,
-)
-from .experts import (
-    CheckedWeights,
-    check_weights,
-    floating_tensors,
-    open_weights,
-    require_base_and_experts,
-    warn_of_equal_experts,
-    warn_of_other_bases,
-)
+from .data import TRAINING_SPLITS, Split, require_datasets
+from .pools.models import CheckedWeights, PoolModels, open_models, require_base_and_experts
 from .report import ModelIdentity, TaskData
+from .samples import TaskInputs, draw_samples
 from .settings import SampleSettings
 
 __all__ = ["Prepared", "TaskInputs", "plan_calibration", "prepare"]
-
-
-@dataclass(frozen=True)
-class TaskInputs:
-    """What was drawn for one task, and its batches: read when iterated over, or in memory."""
-
-    data: TaskData
-    calibration: Batches | Sequence[Inputs]
-    heldout: Batches | Sequence[Inputs]
 
 
 @dataclass(frozen=True)
@@ -56,24 +30,35 @@ class Prepared:
     """Models and data that are ready for a method.
 
     Attributes:
+        models: The base and the experts.
         architecture: The architecture of the models.
         processor: What makes inputs of raw data.
-        base_model: The base, on the host: its structure is everyone's.
-        base: Its weights.
-        experts: Checked weights by task.
         inputs: Calibration and held-out inputs by task.
         example: One prepared input, rather a large one.
         warnings: What the user should know.
     """
 
+    models: PoolModels
     architecture: Architecture
     processor: Any
-    base_model: nn.Module
-    base: CheckedWeights
-    experts: Mapping[str, CheckedWeights]
     inputs: Mapping[str, TaskInputs]
     example: Inputs
     warnings: tuple[str, ...]
+
+    @property
+    def base_model(self) -> nn.Module:
+        """The base, on the host: its structure is everyone's."""
+        return self.models.base_model
+
+    @property
+    def base(self) -> CheckedWeights:
+        """The base's weights."""
+        return self.models.base
+
+    @property
+    def experts(self) -> Mapping[str, CheckedWeights]:
+        """Checked weights by task."""
+        return self.models.experts
 
     @property
     def data(self) -> tuple[TaskData, ...]:
@@ -83,7 +68,7 @@ class Prepared:
     @property
     def identities(self) -> tuple[ModelIdentity, ...]:
         """Base and experts, for the report."""
-        return (self.base.identity, *(expert.identity for expert in self.experts.values()))
+        return self.models.identities
 
 
 def prepare(
@@ -100,65 +85,34 @@ def prepare(
         pool: The model pool; it is not changed.
         settings: How many inputs, and how they are made.
         scratch: Directory for weights that the pool has to assemble.
-        show_progress: Whether to show a bar while weights are read.
+        show_progress: Whether to show a bar while weights and data are read.
         splits: Splits to draw from; of each task the first that the pool has.
 
     Raises:
         CalibrationError: The pool, its data or its weights cannot be used; the message says why.
     """
     tasks = require_base_and_experts(pool)
-    found = require_datasets(pool, tasks, splits)
-    base_model = pool.load_model("_pretrained_").eval()
-    architecture = architecture_of(base_model)
+    require_datasets(pool, tasks, splits)
+    models = open_models(pool, scratch, show_progress=show_progress, require_base=architecture_of)
+    architecture = architecture_of(models.base_model)
     processor = architecture.load_processor(pool)
-    prepare_inputs = architecture.prepare_inputs(processor, base_model, settings)
-    warnings: list[str] = []
-    inputs: dict[str, TaskInputs] = {}
-    examples: list[Inputs] = []  # one per task, so that unreadable data is found before long work
-    for task in tasks:
-        dataset = load_calibration_dataset(pool, task, found[task])
-        data = draw(
-            task,
-            source_of(pool, task, found[task]),
-            found[task],
-            len(dataset),
-            n_samples=settings.n_samples,
-            n_heldout=settings.n_heldout,
-            seed=settings.seed,
-        )
-        drawn = ((i, dataset[i]) for i in (*data.indices, *data.heldout_indices))
-        checked = architecture.check_items(task, drawn, processor, base_model, settings)
-        warnings += checked.warnings
-        calibration, heldout = (
-            Batches(
-                dataset,
-                sorted(indices, key=lambda index: checked.lengths.get(index, 0)),
-                settings.batch_size,
-                prepare_inputs,
-                task,
-            )
-            for indices in (data.indices, data.heldout_indices)
-        )
-        inputs[task] = TaskInputs(data, calibration, heldout)
-        examples.append(next(iter(Batches(dataset, data.indices[:1], 1, prepare_inputs, task))))
-
-    reference = floating_tensors(base_model)
-    base = _read(pool, "_pretrained_", reference, scratch)
-    bar = tqdm(tasks, desc="Checking experts", leave=False, disable=not show_progress)
-    experts = {task: _read(pool, task, reference, scratch) for task in bar}
-    for task in tasks:
-        warnings += shortfalls(inputs[task].data, settings.n_heldout)
-    warnings += warn_of_equal_experts(experts)
-    warnings += warn_of_other_bases(pool)
-    return Prepared(
+    samples = draw_samples(
+        pool,
+        tasks,
         architecture,
         processor,
-        base_model,
-        base,
-        experts,
-        inputs,
-        max(examples, key=_tensor_bytes),  # of texts, rather a long one for the estimate
-        tuple(warnings),
+        models.base_model,
+        settings,
+        splits,
+        show_progress=show_progress,
+    )
+    return Prepared(
+        models,
+        architecture,
+        processor,
+        samples.inputs,
+        samples.example,
+        (*samples.warnings, *models.warnings),
     )
 
 
@@ -192,18 +146,6 @@ def plan_calibration(
         flops_per_second=measure_matmul_rate(device),
         available_bytes=_available_bytes(device),
     )
-
-
-def _tensor_bytes(inputs: Inputs) -> int:
-    return sum(value.nbytes for value in inputs.values() if isinstance(value, Tensor))
-
-
-def _read(
-    pool: BaseModelPool, name: str, reference: Mapping[str, Tensor], scratch: Path
-) -> CheckedWeights:
-    weights, source = open_weights(pool, name, reference, scratch)
-    role = "base" if name == "_pretrained_" else "expert"
-    return check_weights(role, name, weights, source, reference)
 
 
 def _available_bytes(device: torch.device) -> int:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import shlex
 import sys
+import tempfile
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+import lightning
 from rich.console import Console
 
 from .calibration import PhaseClock
+from .interrupts import deferred
 from .report import (
     FeatCalReport,
     MethodSettings,
     RunReport,
     collect_versions,
     describe_machine,
-    drift_figure,
     report_name,
     require_writable,
+    scalars,
     summary_table,
+    survives,
     write_figure,
 )
 
@@ -40,7 +45,8 @@ class RunRecorder(Generic[ReportT]):
     """The report of one run, as it grows; a context manager around the run.
 
     Leaving it writes the report: complete, or with what there was when the run failed or was
-    interrupted.
+    interrupted. What is only to be looked at (figure, tables, logged numbers) ends no run: where it
+    fails the report says so.
 
     Args:
         directory: Where report and figure go; made if it is missing.
@@ -92,12 +98,20 @@ class RunRecorder(Generic[ReportT]):
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            text = f"{type(error).__name__}: {error}"
-            self.update(status="interrupted" if interrupted else "failed", error=text)
+            self._stopped_by(error)
         self.update(finished=datetime.now(timezone.utc), phases=self.clock.costs())
-        if self.enabled:
+        if not self.enabled:
+            return
+        try:
+            self._draw()
+        except BaseException as interrupt:  # _draw lets nothing else through
+            if error is None:
+                self._stopped_by(interrupt)
+            raise
+        finally:
             self._write()
+        if self.report.status != "planned":
+            self.print(summary_table(self.report))
 
     def update(self, **changes: Any) -> None:
         """Set fields of the report."""
@@ -117,16 +131,57 @@ class RunRecorder(Generic[ReportT]):
     def print(self, renderable: Any) -> None:
         """Print a table, on rank 0."""
         if self.enabled:
-            Console().print(renderable)
+            survives(lambda: Console().print(renderable))
+
+    def log_scalars(self, fabric: lightning.Fabric, prefix: str) -> None:
+        """Give the numbers of the finished report to the run's logger.
+
+        Args:
+            fabric: Has the logger.
+            prefix: What their names start with.
+        """
+        values = {prefix + name: value for name, value in scalars(self.report).items()}
+        try:
+            fabric.log_dict(values)
+        except Exception as error:
+            self.warn(f"The logger did not take the run's numbers: {_named(error)}")
+            if self.enabled:
+                self._write()
+
+    def _stopped_by(self, error: BaseException) -> None:
+        # What is no Exception ends a program from outside: Ctrl-C, a signal, a handler's sys.exit.
+        status = "failed" if isinstance(error, Exception) else "interrupted"
+        self.update(status=status, error=_named(error))
+
+    def _draw(self) -> None:
+        report = self.report
+        if not isinstance(report, FeatCalReport) or not report.drift_before:
+            return
+        path = self.directory / FIGURE_NAME
+        try:
+            from .report import drift_figure  # here: importing matplotlib can fail
+
+            write_figure(path, drift_figure(report.drift_before, report.drift_after))
+        except Exception as error:
+            self.warn(f"{path} could not be made: {_named(error)}. The report has its numbers.")
+        else:
+            self.add_output("figure", path)
 
     def _write(self) -> None:
-        report = self.report
-        if isinstance(report, FeatCalReport) and report.drift_before:
-            figure = self.directory / FIGURE_NAME
-            write_figure(figure, drift_figure(report.drift_before, report.drift_after))
-            self.add_output("figure", figure)
-        path = self.directory / report_name(report.method)
+        name = report_name(self.report.method)
+        try:
+            self._write_to(self.directory / name)
+        except OSError as error:
+            kept = Path(tempfile.gettempdir()) / f"{secrets.token_hex(6)}_{name}"
+            self.warn(f"The report cannot be written ({_named(error)}): look for it at {kept}.")
+            if not survives(lambda: self._write_to(kept)):
+                log.error("Nor can it be written there: the report is lost.")
+
+    def _write_to(self, path: Path) -> None:
         self.add_output("report", path)
-        self.report.write(path)
-        if report.status != "planned":
-            self.print(summary_table(self.report))
+        with deferred():
+            self.report.write(path)
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

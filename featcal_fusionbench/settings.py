@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from .errors import SettingsError
@@ -30,6 +31,8 @@ class SampleSettings:
         decoder_inputs: What the decoder of an encoder-decoder reads: ``expert``, the answer that
             the task's expert gives greedily (no labels needed), or ``labels``, the data set's.
         decoder_tokens: Tokens that an expert generates at most, ≥ 1.
+        input_column: The column of the data sets that holds the images or texts: one name for all
+            tasks, or names by task. None, and tasks that are not named: found among the known ones.
 
     Raises:
         SettingsError: A value is outside its range; the message names the setting and the remedy.
@@ -42,6 +45,8 @@ class SampleSettings:
     forward_dtype: ForwardDtype = "float32"
     decoder_inputs: DecoderInputs = "expert"
     decoder_tokens: int = 10
+    # not part of the hash, which a dict has none of
+    input_column: str | dict[str, str] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         self._require_choice("forward_dtype", get_args(ForwardDtype))
@@ -51,6 +56,21 @@ class SampleSettings:
         self._require_count("batch_size", 1)
         self._require_count("seed", 0)
         self._require_count("decoder_tokens", 1)
+        columns = self.input_column
+        if isinstance(columns, Mapping):  # also one of OmegaConf's, which is not JSON-ready
+            columns = dict(columns)
+            object.__setattr__(self, "input_column", columns)
+        names = [*columns, *columns.values()] if isinstance(columns, dict) else [columns]
+        if columns is not None and not all(isinstance(name, str) and name for name in names):
+            raise SettingsError(
+                f"input_column={columns!r} must be the name of a column, or names of columns by "
+                "task, e.g. {mnist: img}."
+            )
+
+    def column_of(self, task: str) -> str | None:
+        """The column that holds a task's inputs; None: it is to be found."""
+        columns = self.input_column
+        return columns.get(task) if isinstance(columns, dict) else columns
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON-ready values, in order of declaration."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -27,9 +25,11 @@ from .completion import each_expert
 from .corrected import CorrectedModel, wrap
 from .data import TRAINING_SPLITS
 from .merging import WORKING_DTYPE, PlanningMethod, setting_names
+from .pools.view import view_for_mergers
 from .preparation import Prepared, prepare
 from .recorder import ReportT, RunRecorder
 from .report import ProbSurgeryReport, RepresentationSurgeryReport
+from .scratch import scratch_directory
 from .upstream import MergedSource
 
 __all__ = ["ProbSurgeryAlgorithm", "RepresentationSurgeryAlgorithm", "TEST_INPUTS_LABEL"]
@@ -49,17 +49,17 @@ class _SurgeryAlgorithm(PlanningMethod[SurgerySettingsT, ReportT]):
     ) -> nn.Module | None:
         settings = self.settings
         on_test = settings.train_on == "test"
-        with tempfile.TemporaryDirectory(prefix="featcal-") as scratch:
+        with scratch_directory() as scratch:
             with recorder.clock.phase("checks"):
                 prepared = prepare(
                     pool,
                     settings,
-                    Path(scratch),
+                    scratch,
                     show_progress=recorder.enabled,
                     splits=("test",) if on_test else TRAINING_SPLITS,
                 )
                 self._check_task_pool(prepared.base_model)
-                wrapper = wrap(prepared.base_model, pool)
+                wrapper = wrap(prepared.base_model, view_for_mergers(prepared.models))
                 width = _width(wrapper, prepared.example)
             recorder.update(data=prepared.data, models=prepared.identities)
             recorder.warn(*prepared.warnings)
@@ -72,8 +72,9 @@ class _SurgeryAlgorithm(PlanningMethod[SurgerySettingsT, ReportT]):
             recorder.print(Text(self._plan(prepared, width)))
             if self.plan_only:
                 return None
-            merged = self._load_merged(source, prepared.base_model, recorder)
+            merged = self._load_merged(source, prepared.models, recorder)
             model = self._train(wrapper.around(merged), prepared, recorder)
+            self._finish(model.model, prepared.models, recorder)
         self._save_processor(pool, prepared.processor)
         return model
 

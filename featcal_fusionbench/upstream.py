@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning
-import torch
 from fusion_bench import BaseModelPool, import_object, instantiate
 from fusion_bench.compat.method import load_algorithm_from_config
 from fusion_bench.utils.lazy_state_dict import LazyStateDict
@@ -16,7 +15,11 @@ from torch import Tensor, nn
 
 from .corrected import is_corrected_checkpoint
 from .errors import MergerError, ModelPoolError
-from .experts import checkpoint_weights, floating_tensors
+from .pools.models import PoolModels, check_weights
+from .pools.opening import assign, floating_tensors
+from .pools.plain import plain_model
+from .pools.view import view_for_mergers
+from .surroundings import seeded
 
 __all__ = ["MergedSource", "make_merger"]
 
@@ -93,40 +96,42 @@ class MergedSource:
         """Whether an upstream merger is to be run."""
         return self._merged_model is None and not self._pool.has_merged
 
-    def load(self, base: nn.Module) -> nn.Module:
+    def load(self, models: PoolModels, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
         """The merged model: a model of its own, on the host, in evaluation mode, without gradients.
 
         Args:
-            base: The base, for its structure.
+            models: The pool's base and experts.
+            seed: What mergers that draw random numbers draw them by.
+
+        Returns:
+            The model, and warnings.
 
         Raises:
             MergerError: What the merger returned is not one model of the base's structure.
-            ModelPoolError: The checkpoint does not fit the base.
+            CalibrationError: The checkpoint cannot be read or does not fit the base.
         """
+        warnings: tuple[str, ...] = ()
         if self._merged_model is not None:
-            merged = self._from_checkpoint(base, self._merged_model)
+            if not models.opener.holds_weights(self._merged_model):
+                raise ModelPoolError(
+                    f"merged_model={self._merged_model!r}: there is no safetensors file. Save the "
+                    "merged model with save_pretrained; pickled checkpoints are not read."
+                )
+            merged, warnings = models.load_merged(self._merged_model)
         elif self._pool.has_merged:
-            merged = self._one_model(_pool_view(self._pool).load_model("_merged_"), base)
+            merged, warnings = models.load_merged(self._pool._models["_merged_"])
         else:
-            merged = self._one_model(self.merger.run(_pool_view(self._pool)), base)
-        return merged.requires_grad_(False).eval()
-
-    def _from_checkpoint(self, base: nn.Module, source: str) -> nn.Module:
-        reference = floating_tensors(base)
-        platform = getattr(self._pool, "_platform", "hf")
-        weights = checkpoint_weights(source, reference, platform=platform)
-        if weights is None:
-            raise ModelPoolError(
-                f"merged_model={source!r}: no safetensors file with the base's "
-                f"{len(reference)} tensors is there. Save the merged model with save_pretrained; "
-                "pickled checkpoints are not read."
-            )
-        return _with_weights(base, weights, source)
+            with seeded(seed):
+                result = self.merger.run(view_for_mergers(models))
+            merged = self._one_model(result, models.base_model)
+        return merged.requires_grad_(False).eval(), warnings
 
     def _one_model(self, result: Any, base: nn.Module) -> nn.Module:
         if isinstance(result, LazyStateDict):
             return _with_weights(base, result, "the merger's lazy state dict")
         name = f"{self.description} returned"
+        if isinstance(result, nn.Module):
+            result, _ = plain_model(result, "merged")
         if not isinstance(result, nn.Module):
             raise MergerError(
                 f"{name} {_what(result)}, not one model: it cannot be calibrated. Use a merger "
@@ -153,36 +158,9 @@ def _what(result: Any) -> str:
 
 def _with_weights(base: nn.Module, weights: Mapping[str, Tensor], source: str) -> nn.Module:
     """A copy of the base with other weights, compared name by name and shape by shape."""
+    reference = floating_tensors(base)
+    weights = {name: weights[name] for name in reference}
+    check_weights("merged", "merged", weights, source, reference)
     model = copy.deepcopy(base)
-    with torch.no_grad():
-        for name, target in floating_tensors(model).items():
-            value = weights[name]
-            if value.shape != target.shape:
-                raise ModelPoolError(
-                    f"{source}: {name} has shape {tuple(value.shape)}, the base "
-                    f"{tuple(target.shape)}: it is of another architecture."
-                )
-            target.copy_(value)
+    assign(model, weights, {name: value.dtype for name, value in reference.items()})
     return model
-
-
-def _pool_view(pool: BaseModelPool) -> BaseModelPool:
-    """The pool as a merger may see it: model instances are copied as they are loaded.
-
-    Several of FusionBench's mergers write into the models that the pool returns, which for a pool
-    of instances are the pool's own.
-    """
-    if not pool.has_instance_models:
-        return pool
-    view = copy.copy(pool)
-    view._models = copy.copy(pool._models)
-
-    def load_model(model_name_or_config: Any, *args: Any, **kwargs: Any) -> nn.Module:
-        model = pool.load_model(model_name_or_config, *args, **kwargs)
-        is_instance = isinstance(model_name_or_config, str) and isinstance(
-            pool._models.get(model_name_or_config), nn.Module
-        )
-        return copy.deepcopy(model) if is_instance else model
-
-    view.load_model = load_model
-    return view

@@ -64,7 +64,7 @@ from featcal_fusionbench.calibration import (
 )
 from featcal_fusionbench.calibration.estimate import fit_to_memory
 from featcal_fusionbench.calibration.trace import find_blocks
-from featcal_fusionbench.experts import SafetensorsWeights
+from featcal_fusionbench.pools.checkpoints import SafetensorsWeights, read_header
 from featcal_fusionbench.report import describe_machine, write_json
 
 Inputs = dict[str, Any]
@@ -277,7 +277,7 @@ def lay_down_expert(
         if not name.startswith(skipped)
     }
     save_file(tensors, path)
-    return SafetensorsWeights({name: (path, name) for name in tensors})
+    return SafetensorsWeights(read_header(path))
 
 
 def available_memory(device: torch.device) -> int:

@@ -19,7 +19,7 @@ from transformers import CLIPVisionModel
 from featcal_fusionbench import preparation
 from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.calibration import CalibrationSettings
-from featcal_fusionbench.experts import floating_tensors
+from featcal_fusionbench.pools.opening import floating_tensors
 from featcal_fusionbench.report import RunReport
 
 TASK_ARITHMETIC = {

@@ -120,7 +120,9 @@ def image_folder(root: Path, count: int) -> Path:
     return root
 
 
-@pytest.mark.parametrize("kind", ["unlabeled image folder", "parquet directory", "config"])
+@pytest.mark.parametrize(
+    "kind", ["unlabeled image folder", "parquet directory", "config", "stream", "object"]
+)
 def test_calibrates_from_any_kind_of_data_set(pico: Pico, tmp_path: Path, kind: str) -> None:
     pool = pico.instance_pool()
     sources: dict[str, Any] = {
@@ -131,6 +133,13 @@ def test_calibrates_from_any_kind_of_data_set(pico: Pico, tmp_path: Path, kind: 
             "path": str(pico.dataset(pico.tasks[0])),
             "split": "test",
         },
+        "stream": {
+            "_target_": "datasets.load_dataset",
+            "path": str(pico.dataset(pico.tasks[0])),
+            "split": "train",
+            "streaming": True,
+        },
+        "object": pool.load_train_dataset(pico.tasks[0]),
     }
     pool._train_datasets = {task: sources[kind] for task in pico.tasks}
     FeatCalAlgorithm(

@@ -20,8 +20,10 @@ from featcal_fusionbench import algorithm
 from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.architectures import t5
 from featcal_fusionbench.errors import CalibrationDataError, ModelPoolError
-from featcal_fusionbench.experts import check_weights, checkpoint_weights, floating_tensors
 from featcal_fusionbench.glue import load_glue_dataset
+from featcal_fusionbench.pools.checkpoints import open_checkpoint
+from featcal_fusionbench.pools.models import check_weights
+from featcal_fusionbench.pools.opening import floating_tensors
 from featcal_fusionbench.report import RunReport
 
 TASK_ARITHMETIC = {
@@ -320,12 +322,13 @@ def test_a_checkpoint_may_hold_any_one_of_the_tied_tensors(
     stored = load_file(pico.expert("cola") / "model.safetensors")
     expected = stored.pop("shared.weight")
     save_file({**stored, kept: expected}, tmp_path / "model.safetensors")
-    weights = checkpoint_weights(str(tmp_path), reference)
-    assert weights is not None and weights.keys() == reference.keys()
+    found = open_checkpoint(str(tmp_path), reference, name="cola")
+    assert found is not None and found.weights.keys() == reference.keys()
     for name in ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
-        assert torch.equal(weights[name], expected)
+        assert torch.equal(found.weights[name], expected)
     save_file(stored, tmp_path / "model.safetensors")
-    assert checkpoint_weights(str(tmp_path), reference) is None
+    with pytest.raises(ModelPoolError, match="'cola' .* lacks 3 .*shared.weight"):
+        open_checkpoint(str(tmp_path), reference, name="cola")
 
 
 def test_fusionbenchs_own_pool_is_not_stood_in_the_way_of(

@@ -13,6 +13,7 @@ import struct
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
@@ -23,6 +24,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from rich.console import Console
+from rich.progress import TimeRemainingColumn
 
 import featcal_fusionbench.report as report_package
 from featcal_fusionbench.baselines import (
@@ -939,6 +941,25 @@ def test_log_file_gets_a_line_per_block_and_per_interval() -> None:
     ]
 
 
+@pytest.mark.parametrize(("done", "said"), [(0, False), (0.9, False), (1.0, True), (50, True)])
+def test_time_left_is_told_only_once_there_is_something_to_judge_by(
+    done: float, said: bool
+) -> None:
+    """The first of a thousand steps would tell of days."""
+    console, clock = log_file(), Clock()
+    with RichProgress(console, clock=clock) as progress:
+        progress.on_start(100.0)
+        clock.now = 1000.0
+        progress.on_step(f"{LAYERS}.0", f"{LAYERS}.0.mlp.fc1", "svhn", done)
+    assert (" left," in written(console)) is said
+    bar = RichProgress(terminal())._bar
+    assert bar is not None
+    task: Any = SimpleNamespace(percentage=done, time_remaining=59 * 3600, total=100.0)
+    column = bar.columns[-1]
+    assert isinstance(column, TimeRemainingColumn)
+    assert column.render(task).plain == ("59:00:00" if said else "")
+
+
 def test_log_lines_are_not_wrapped() -> None:
     console = log_file()
     with RichProgress(console) as progress:
@@ -1001,7 +1022,7 @@ def test_other_ranks_are_silent_and_still_collect(make: Any) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(errno.ENOSPC, "full"), ValueError("closed file"), BrokenPipeError()],
+    [OSError(errno.ENOSPC, "full"), ValueError("closed"), BrokenPipeError(), KeyError("style")],
     ids=lambda error: type(error).__name__,
 )
 def test_display_that_fails_does_not_stop_the_run(

@@ -317,12 +317,12 @@ def test_saving_keeps_what_is_there_and_bfloat16(trained: Any, tmp_path: Path) -
 def test_a_failure_while_saving_leaves_nothing(
     trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from featcal_fusionbench.corrected import saving
+    from featcal_fusionbench import finishing
 
     def full(*_: Any) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(saving, "write_bytes", full)
+    monkeypatch.setattr(finishing, "write_bytes", full)
     with pytest.raises(OSError, match="No space"):
         trained[0].save_pretrained(tmp_path / "m")
     assert list(tmp_path.iterdir()) == [tmp_path / "m"] and not list((tmp_path / "m").iterdir())

@@ -56,7 +56,11 @@ class Architecture(ABC):
 
     @abstractmethod
     def prepare_inputs(
-        self, processor: Any, model: nn.Module, settings: SampleSettings
+        self,
+        processor: Any,
+        model: nn.Module,
+        settings: SampleSettings,
+        column: str | None = None,
     ) -> PrepareInputs:
         """How items of a calibration data set become inputs of a forward, on the host.
 
@@ -64,7 +68,12 @@ class Architecture(ABC):
             processor: What :meth:`load_processor` gave.
             model: The base.
             settings: The settings.
+            column: The column that holds the inputs; None: it is found among the known ones.
         """
+
+    def reads_plain_items(self, processor: Any) -> bool:
+        """Whether items are read as they are stored, without a data set's format (torch, numpy)."""
+        return True
 
     def check_items(
         self,
@@ -74,7 +83,7 @@ class Architecture(ABC):
         model: nn.Module,
         settings: SampleSettings,
     ) -> ItemCheck:
-        """Look through all items drawn for a task, where that is cheap.
+        """Look through all items drawn for a task; none is left out, whatever is found.
 
         Args:
             task: The task.
@@ -86,6 +95,8 @@ class Architecture(ABC):
         Raises:
             CalibrationDataError: Items cannot be used; they are named.
         """
+        for _ in items:  # that they can be read is something, too
+            pass
         return ItemCheck()
 
     def complete_inputs(self, settings: SampleSettings) -> CompleteInputs | None:

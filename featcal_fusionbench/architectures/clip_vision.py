@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from fusion_bench import BaseModelPool
+from omegaconf import DictConfig
+from PIL import Image
 from torch import Tensor, nn
 from transformers import BaseImageProcessor, CLIPVisionModel, ProcessorMixin
 
@@ -16,8 +19,20 @@ from ..calibration import CalibrationSettings, RowRule, RowRules, Spent
 from ..calibration.inputs import Inputs
 from ..data import PrepareInputs
 from ..errors import CalibrationDataError
+from ..images import (
+    PIXELS,
+    has_transparency,
+    item_image,
+    read_image,
+    read_pixels,
+    require_8_bit,
+    require_pixels,
+    to_rgb,
+)
+from ..items import Problems, UnusableItem, reason_of
 from ..settings import SampleSettings
-from .base import Architecture
+from ..sources import is_fusion_benchs
+from .base import Architecture, ItemCheck
 
 __all__ = ["ClassTokenRows", "ClipVision", "clip_vision_rows"]
 
@@ -81,37 +96,133 @@ class ClipVision(Architecture):
         return Spent(inputs=("pixel_values",), block_inputs=not collected)
 
     def load_processor(self, pool: BaseModelPool) -> Any:
-        """The pool's CLIP processor."""
+        """The pool's CLIP processor: loaded, or as it is where the pool has an object."""
+        given, load = getattr(pool, "_processor", None), getattr(pool, "load_processor", None)
+        is_object = given is not None and not isinstance(given, str | Mapping | DictConfig)
+        if is_object and (load is None or is_fusion_benchs(load)):  # which cannot take an object
+            if not callable(given) and not isinstance(given, ProcessorMixin | BaseImageProcessor):
+                raise CalibrationDataError(
+                    f"modelpool.processor is of type {type(given).__name__}: set it to the path or "
+                    "hub id of a CLIP processor, to a processor, or to a function that makes an "
+                    "image a tensor."
+                )
+            return given
+        if load is None:
+            raise CalibrationDataError(
+                f"a {type(pool).__name__} has no processor: use FusionBench's "
+                "CLIPVisionModelPool(models, processor=…), modelpool.processor in a config, with "
+                "the path or hub id of a CLIP processor."
+            )
         try:
-            return pool.load_processor()  # pyright: ignore[reportAttributeAccessIssue]
+            return load()
         except Exception as error:
             raise CalibrationDataError(
                 "the model pool's processor cannot be loaded: set modelpool.processor to the path "
                 f"or hub id of a CLIP processor ({type(error).__name__}: {error})"
             ) from error
 
+    def reads_plain_items(self, processor: Any) -> bool:
+        """A function that makes images tensors may be written for the data set's format."""
+        return _is_processor(processor)
+
     def prepare_inputs(
-        self, processor: Any, model: nn.Module, settings: SampleSettings
+        self,
+        processor: Any,
+        model: nn.Module,
+        settings: SampleSettings,
+        column: str | None = None,
     ) -> PrepareInputs:
-        """Images to ``pixel_values`` of shape (batch, 3, height, width), as evaluation does it."""
-        if isinstance(processor, ProcessorMixin | BaseImageProcessor):
-            return partial(_process, processor)
-        return partial(_transform, processor)
+        """Images to ``pixel_values`` of shape (batch, 3, height, width), as evaluation does it.
+
+        A column ``pixel_values`` of numbers with a fraction is used as it is.
+        """
+        size = _image_size(model)
+        process = partial(_process if _is_processor(processor) else _transform, processor, size)
+        return partial(_prepare, process, size, column)
+
+    def check_items(
+        self,
+        task: str,
+        items: Iterable[tuple[int, Any]],
+        processor: Any,
+        model: nn.Module,
+        settings: SampleSettings,
+    ) -> ItemCheck:
+        """Decode every image once; find what is no image, or of a form that is ambiguous."""
+        size, column, problems = _image_size(model), settings.column_of(task), Problems()
+        checked, transparent = 0, 0
+        for index, item in items:
+            checked += 1
+            try:
+                value, name = item_image(item, column)
+                if name == PIXELS and read_pixels(value, size) is not None:
+                    continue
+                if not _is_processor(processor):
+                    _as_transforms_read(value)
+                    continue
+                image = read_image(value)
+                require_8_bit(image)
+                transparent += has_transparency(image)
+            except Exception as error:
+                problems.add(reason_of(error), index)
+        if problems:
+            raise CalibrationDataError(
+                f"the calibration data of task {task} cannot be used: {problems}. Mend these items "
+                "or leave them out of the data set."
+            )
+        warning = (
+            f"task {task}: {transparent} of {checked} images drawn are transparent in part: as in "
+            "FusionBench's evaluation, the colours below are read and transparency is left out."
+        )
+        return ItemCheck((warning,) if transparent else ())
 
 
-def _process(processor: Any, items: Sequence[Any]) -> Inputs:
-    images = [_image(item).convert("RGB") for item in items]
-    return {"pixel_values": processor(images=images, return_tensors="pt")["pixel_values"]}
+def _is_processor(processor: Any) -> bool:
+    return isinstance(processor, ProcessorMixin | BaseImageProcessor)
 
 
-def _transform(transform: Callable[[Any], Tensor], items: Sequence[Any]) -> Inputs:
-    return {"pixel_values": torch.stack([transform(_image(item)) for item in items])}
+def _image_size(model: nn.Module) -> int | None:
+    return getattr(getattr(model, "config", None), "image_size", None)
 
 
-def _image(item: Any) -> Any:
-    """The image of an item: of a mapping, of an (image, label) pair, or the item itself."""
-    if isinstance(item, Mapping):
-        if "image" in item:
-            return item["image"]
-        raise KeyError(f"no column 'image' among {sorted(item)}: rename the column of the data set")
-    return item[0] if isinstance(item, tuple | list) else item
+def _prepare(
+    process: Callable[[list[Any]], list[Tensor]],
+    size: int | None,
+    column: str | None,
+    items: Sequence[Any],
+) -> Inputs:
+    """Stack images and pixels that are ready, in the order of the items."""
+    found = [item_image(item, column) for item in items]
+    ready = [read_pixels(value, size) if name == PIXELS else None for value, name in found]
+    raw = [value for (value, _), pixels in zip(found, ready, strict=True) if pixels is None]
+    processed = iter(process(raw) if raw else [])
+    rows = [next(processed) if pixels is None else pixels for pixels in ready]
+    return {"pixel_values": torch.stack(rows)}
+
+
+def _process(processor: Any, size: int | None, values: list[Any]) -> list[Tensor]:
+    images = [to_rgb(read_image(value)) for value in values]
+    result = processor(images=images, return_tensors="pt")["pixel_values"]
+    return [_required(pixels, size, processor) for pixels in result]
+
+
+def _transform(transform: Any, size: int | None, values: list[Any]) -> list[Tensor]:
+    return [_required(transform(_as_transforms_read(value)), size, transform) for value in values]
+
+
+def _as_transforms_read(value: Any) -> Any:
+    """Images decoded, in their own mode; anything else may be what a transform was written for."""
+    is_file = isinstance(value, str | Path | bytes | bytearray | memoryview | Mapping)
+    return read_image(value) if is_file or isinstance(value, Image.Image) else value
+
+
+def _required(pixels: Any, size: int | None, processor: Any) -> Tensor:
+    name = f"modelpool.processor ({getattr(processor, '__name__', type(processor).__name__)})"
+    if not isinstance(pixels, Tensor) or not pixels.is_floating_point():
+        form = f"dtype {pixels.dtype}" if isinstance(pixels, Tensor) else type(pixels).__name__
+        raise UnusableItem(
+            f"{name} makes an image a {form}, where a floating-point tensor of shape "
+            "(3, height, width) is needed"
+        )
+    require_pixels(pixels, size, name)
+    return pixels

@@ -23,6 +23,7 @@ from ..calibration import CalibrationSettings, RowRule, RowRules, Spent
 from ..calibration.inputs import Inputs, place_inputs
 from ..data import PrepareInputs, load_tokenizer
 from ..errors import CalibrationDataError
+from ..items import Problems, UnusableItem, input_column, reason_of, whole_numbers
 from ..settings import SampleSettings
 from .base import Architecture, CompleteInputs, ItemCheck
 
@@ -30,8 +31,12 @@ __all__ = ["T5", "TokenRows", "answer_greedily", "t5_rows"]
 
 # Rows of the embedding that no token has, at most: published models round their number up.
 _MOST_UNUSED_ROWS = 1024
-# Columns of a data set that hold texts which are not tokenised yet.
-_TEXT, _TARGET = ("input_text", "text"), "target_text"
+# Columns of a data set that hold token ids, or texts which are not tokenised yet: those that are
+# taken before others, those that are taken where they stand alone, and further texts with which
+# they do not; and the column of the answer as text.
+_PREFERRED, _TEXTS = ("input_ids", "input_text", "text"), ("sentence", "inputs", "question")
+_FURTHER = ("sentence1", "sentence2", "premise", "hypothesis", "context", "passage")
+_TARGET = "target_text"
 _IGNORED = -100
 
 
@@ -94,7 +99,11 @@ class T5(Architecture):
         return load_tokenizer(pool)
 
     def prepare_inputs(
-        self, processor: Any, model: nn.Module, settings: SampleSettings
+        self,
+        processor: Any,
+        model: nn.Module,
+        settings: SampleSettings,
+        column: str | None = None,
     ) -> PrepareInputs:
         """Rows of token ids, or texts, to padded batches.
 
@@ -106,7 +115,7 @@ class T5(Architecture):
         """
         _require_the_models_tokenizer(processor, model)
         start, _ = _special_tokens(model)
-        return partial(_prepare, processor, start, settings)
+        return partial(_prepare, processor, start, settings, column)
 
     def check_items(
         self,
@@ -116,41 +125,50 @@ class T5(Architecture):
         model: nn.Module,
         settings: SampleSettings,
     ) -> ItemCheck:
-        """Find texts that are empty, too long or of another vocabulary, and missing labels."""
-        found: dict[str, list[int]] = {}
+        """Find rows that cannot be read, texts that are empty, too long or of another vocabulary.
+
+        Texts that the tokenizer cuts off, and a label that all items have, are warned of.
+        """
+        problems, cut = Problems(), Problems()
         answers: set[tuple[int, ...]] = set()
         lengths: dict[int, int] = {}
         size = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
+        needs_answer = settings.decoder_inputs == "labels"
+        longest = processor.model_max_length
         for index, item in items:
             try:
-                ids, mask = _tokens(item, processor)
-                answer = _answer(item, processor)
-            except (KeyError, TypeError) as error:
-                raise CalibrationDataError(f"task {task}, item {index}: {error.args[0]}") from error
+                ids, mask, whole = _tokens(item, processor, settings.column_of(task))
+                answer = _answer(item, processor, needed=needs_answer)
+            except Exception as error:  # also the tokenizer's
+                problems.add(reason_of(error), index)
+                continue
             real = ids[mask > 0]
             lengths[index] = len(ids)
             if answer is not None:
                 answers.add(tuple(answer.tolist()))
-            needs_answer = settings.decoder_inputs == "labels"
+            if whole > len(ids):
+                cut.add(f"texts longer than the tokenizer's model_max_length {longest}", index)
             for problem, is_so in (
                 ("no column 'labels' or 'target_text'", needs_answer and answer is None),
                 ("no token in the labels", needs_answer and answer is not None and not len(answer)),
                 ("an empty text", not _has_content(real, processor)),
-                (f"more tokens than the tokenizer's model_max_length "
-                 f"{processor.model_max_length}", len(real) > processor.model_max_length),
-                (f"tokens beyond the model's vocabulary of {size}",
-                 len(real) > 0 and not 0 <= int(real.min()) <= int(real.max()) < size),
+                (f"more tokens than the tokenizer's model_max_length {longest}",
+                 len(real) > longest),
+                (f"tokens beyond the model's vocabulary of {size}", not _all_below(size, real)),
+                (f"labels beyond the model's vocabulary of {size}",
+                 needs_answer and answer is not None and not _all_below(size, answer)),
             ):  # fmt: skip
                 if is_so:
-                    found.setdefault(problem, []).append(index)
-        if found:
-            problems = "; ".join(f"{what} in {_some(where)}" for what, where in found.items())
+                    problems.add(problem, index)
+        if problems:
             raise CalibrationDataError(
                 f"the calibration data of task {task} cannot be used: {problems}. Filter or "
                 "tokenise the data set again with the model's tokenizer; "
                 "decoder_inputs=expert needs no labels."
             )
         warnings = []
+        if cut:
+            warnings.append(f"task {task}: cut off by the tokenizer, as in evaluation: {cut}.")
         if len(answers) == 1 and len(lengths) > 1:
             answer = processor.decode(next(iter(answers)), skip_special_tokens=True)
             warnings.append(
@@ -204,12 +222,18 @@ def answer_greedily(expert: nn.Module, inputs: Inputs, *, tokens: int) -> Inputs
     return {**inputs, **completed}
 
 
-def _prepare(tokenizer: Any, start: int, settings: SampleSettings, items: Sequence[Any]) -> Inputs:
-    rows = [_tokens(item, tokenizer) for item in items]
+def _prepare(
+    tokenizer: Any,
+    start: int,
+    settings: SampleSettings,
+    column: str | None,
+    items: Sequence[Any],
+) -> Inputs:
+    rows = [_tokens(item, tokenizer, column)[:2] for item in items]
     if settings.decoder_inputs == "labels":
-        answers = [_answer(item, tokenizer) for item in items]
+        answers = [_answer(item, tokenizer, needed=True) for item in items]
         if any(answer is None or not len(answer) for answer in answers):
-            raise KeyError("no label: set decoder_inputs=expert, which needs none")
+            raise UnusableItem("no label: set decoder_inputs=expert, which needs none")
         read = [torch.cat([answer.new_tensor([start]), answer[:-1]]) for answer in answers]  # pyright: ignore
     else:
         read = [torch.full((settings.decoder_tokens,), start) for _ in items]
@@ -222,38 +246,77 @@ def _prepare(tokenizer: Any, start: int, settings: SampleSettings, items: Sequen
     }
 
 
-def _tokens(item: Any, tokenizer: Any) -> tuple[Tensor, Tensor]:
-    """Token ids and mask of an item without its padding, whichever side that is on."""
-    if not isinstance(item, Mapping):
-        raise TypeError(f"items must be rows with the column 'input_ids', not {type(item)}")
-    if "input_ids" in item:
-        ids = torch.as_tensor(item["input_ids"], dtype=torch.long).reshape(-1)
-        given = item.get("attention_mask")
-        mask = ids != tokenizer.pad_token_id if given is None else torch.as_tensor(given)
-        mask = mask.reshape(-1).long()
+def _tokens(item: Any, tokenizer: Any, column: str | None) -> tuple[Tensor, Tensor, int]:
+    """Token ids and mask of an item without its padding, and how many there are of the whole text.
+
+    Raises:
+        UnusableItem: The item has no input, several, or one of another form.
+    """
+    value, name = item, "the item"
+    if isinstance(item, Mapping):
+        column = input_column(
+            item, column, _PREFERRED, _TEXTS, "token ids or texts", beside=_FURTHER
+        )
+        value, name = item[column], f"column {column!r}"
+    elif column is not None or not isinstance(item, str):
+        raise UnusableItem(
+            f"items must be rows with columns{' or texts' * (column is None)}, not of type "
+            f"{type(item).__name__}"
+        )
+    if isinstance(value, str):
+        ids = _tokenised(value, tokenizer)
+        whole = len(ids)
+        if whole > tokenizer.model_max_length:
+            ids = _tokenised(value, tokenizer, truncation=True)
+        return ids, torch.ones_like(ids), whole
+    ids = whole_numbers(value, name)
+    given = item.get("attention_mask") if isinstance(item, Mapping) else None
+    if given is None:
+        mask = (ids != tokenizer.pad_token_id).long()
     else:
-        text = next((item[key] for key in _TEXT if key in item), None)
-        if not isinstance(text, str):
-            raise KeyError(
-                f"no column 'input_ids' of token ids, nor 'input_text' or 'text', among "
-                f"{', '.join(map(str, item))}"
-            )
-        ids = torch.tensor(tokenizer(text, truncation=True)["input_ids"], dtype=torch.long)
-        mask = torch.ones_like(ids)
+        mask = whole_numbers(given, "column 'attention_mask'", may_be_bool=True)
+        if len(mask) != len(ids):
+            raise UnusableItem(f"an attention_mask of {len(mask)} for {len(ids)} token ids")
+        if not bool(torch.isin(mask, torch.tensor([0, 1])).all()):
+            raise UnusableItem("an attention_mask with other values than 0 and 1")
     (real,) = mask.nonzero(as_tuple=True)
     kept = slice(int(real[0]), int(real[-1]) + 1) if len(real) else slice(0)
-    return ids[kept], mask[kept]
+    ids = ids[kept]
+    return ids, mask[kept], len(ids)
 
 
-def _answer(item: Mapping[str, Any], tokenizer: Any) -> Tensor | None:
-    """Token ids of an item's label, or None where it has none."""
-    if isinstance(item.get(_TARGET), str):
-        labels = torch.tensor(tokenizer(item[_TARGET])["input_ids"], dtype=torch.long)
-    elif isinstance(item.get("labels"), Sequence | Tensor):
-        labels = torch.as_tensor(item["labels"], dtype=torch.long).reshape(-1)
-    else:
+def _tokenised(text: str, tokenizer: Any, **options: Any) -> Tensor:
+    # not verbose: what is too long is cut off and warned of
+    ids = tokenizer(text, verbose=False, **options)["input_ids"]
+    return torch.tensor(ids, dtype=torch.long)
+
+
+def _answer(item: Any, tokenizer: Any, *, needed: bool) -> Tensor | None:
+    """Token ids of an item's label, or None where it has none, or none that is text.
+
+    Raises:
+        UnusableItem: A label is needed, and the item's is of another form.
+    """
+    if not isinstance(item, Mapping):
         return None
+    if isinstance(item.get(_TARGET), str):
+        return _without_padding(_tokenised(item[_TARGET], tokenizer), tokenizer)
+    if item.get("labels") is None:
+        return None
+    try:
+        return _without_padding(whole_numbers(item["labels"], "column 'labels'"), tokenizer)
+    except UnusableItem:
+        if needed:
+            raise
+        return None  # the class of a classifier, say: labels that are not read may be anything
+
+
+def _without_padding(labels: Tensor, tokenizer: Any) -> Tensor:
     return labels[(labels != _IGNORED) & (labels != tokenizer.pad_token_id)]
+
+
+def _all_below(size: int, ids: Tensor) -> bool:
+    return not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < size
 
 
 def _has_content(ids: Tensor, tokenizer: Any) -> bool:
@@ -293,8 +356,3 @@ def _require_the_models_tokenizer(tokenizer: Any, model: Any) -> None:
             f"{rows}, {pad} and {end}. Set modelpool.tokenizer to the one that the base was "
             "trained with."
         )
-
-
-def _some(indices: Sequence[int], limit: int = 5) -> str:
-    more = f" and {len(indices) - limit} more" if len(indices) > limit else ""
-    return f"item{'s' * (len(indices) > 1)} {', '.join(map(str, indices[:limit]))}{more}"

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +27,8 @@ from ..baselines.settings import (
     SurgerySettings,
 )
 from ..errors import CalibrationError
-from ..experts import floating_tensors
-from ..report import write_bytes
+from ..finishing import save_whole
+from ..pools.opening import floating_tensors
 
 __all__ = [
     "CORRECTIONS_FILE",
@@ -85,8 +82,8 @@ def save_with_corrections(
 ) -> None:
     """Save a model and its corrections so that no reader ever meets a part of it unnoticed.
 
-    The files are written beside the directory and then moved into it, each whole, the corrections
-    last. Until then those of an earlier save do not fit the merged model, which loading finds.
+    The corrections come last: until then those of an earlier save do not fit the merged model,
+    which loading finds.
 
     Args:
         model: The merged model, with a ``save_pretrained``.
@@ -96,17 +93,8 @@ def save_with_corrections(
     """
     if getattr(rank_zero_only, "rank", 0) != 0:  # FusionBench's program saves in every process
         return
-    path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        model.save_pretrained(temporary, **kwargs)  # pyright: ignore
-        write_bytes(temporary / CORRECTIONS_FILE, _encoded(corrections, _digest(model)))
-        files = sorted(temporary.iterdir(), key=lambda file: file.name == CORRECTIONS_FILE)
-        for file in files:
-            os.replace(file, path / file.name)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    encoded = _encoded(corrections, _digest(model))
+    save_whole(model, path, last={CORRECTIONS_FILE: encoded}, **kwargs)
 
 
 def _encoded(corrections: Corrections, merged_sha256: str) -> bytes:

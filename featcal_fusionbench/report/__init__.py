@@ -3,9 +3,10 @@
 Knows results, settings and the observer's protocol; does not know how anything was computed.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .drift import DriftChange, compare_drift, mean_final_drift, worsened, worsening_warning
 from .errors import ReportError, UnwritableDirectoryError
-from .figures import drift_figure
 from .files import (
     atomic_file,
     read_json,
@@ -15,7 +16,7 @@ from .files import (
     write_json,
     write_text,
 )
-from .progress import RichProgress
+from .progress import RichProgress, survives
 from .run_report import (
     FORMAT_VERSION,
     FeatCalReport,
@@ -44,6 +45,9 @@ from .tables import (
     render_text,
     summary_table,
 )
+
+if TYPE_CHECKING:
+    from .figures import drift_figure
 
 __all__ = [
     "FORMAT_VERSION",
@@ -80,6 +84,7 @@ __all__ = [
     "require_writable",
     "scalars",
     "summary_table",
+    "survives",
     "worsened",
     "worsening_warning",
     "write_bytes",
@@ -87,3 +92,12 @@ __all__ = [
     "write_json",
     "write_text",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import matplotlib only for a figure: its import fails where it finds no place to write to."""
+    if name == "drift_figure":
+        from .figures import drift_figure
+
+        return drift_figure
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -63,8 +63,8 @@ def from_json(kind: Any, value: Any, where: str = "the report") -> Any:
     """Build a value of an annotated type from what ``to_json`` made of it.
 
     Args:
-        kind: A dataclass, ``tuple[T, ...]``, ``dict[str, T]``, ``T | None``, ``Literal``,
-            ``datetime``, ``float``, ``int``, ``bool``, ``str`` or ``Any``.
+        kind: A dataclass, ``tuple[T, ...]``, ``dict[str, T]``, ``T | None``, ``T | dict[str, U]``,
+            ``Literal``, ``datetime``, ``float``, ``int``, ``bool``, ``str`` or ``Any``.
         value: The JSON value.
         where: Where the value stands, for the message.
 
@@ -76,7 +76,7 @@ def from_json(kind: Any, value: Any, where: str = "the report") -> Any:
     if kind is Any:
         return value
     if origin in (Union, types.UnionType):
-        return _optional_from_json(args, value, where)
+        return _union_from_json(args, value, where)
     if origin is Literal:
         if value not in args:
             raise _misfit(where, f"one of {', '.join(map(repr, args))}", value)
@@ -103,11 +103,17 @@ def dumps(value: Any) -> str:
     return _format(value, "") + "\n"
 
 
-def _optional_from_json(args: tuple[Any, ...], value: Any, where: str) -> Any:
+def _union_from_json(args: tuple[Any, ...], value: Any, where: str) -> Any:
     kinds = [kind for kind in args if kind is not type(None)]
-    if len(kinds) != 1 or len(kinds) == len(args):
-        raise TypeError(f"{where}: only unions of one type with None have a JSON form, not {args}.")
-    return None if value is None else from_json(kinds[0], value, where)
+    if value is None and len(kinds) < len(args):
+        return None
+    if len(kinds) > 1:  # a dict and another type: told apart by the value's form
+        kinds = [k for k in kinds if (get_origin(k) is dict) == isinstance(value, dict)]
+    if len(kinds) != 1:
+        raise TypeError(
+            f"{where}: only unions of one type with a dict or None have a JSON form, not {args}."
+        )
+    return from_json(kinds[0], value, where)
 
 
 def _dataclass_from_json(kind: Any, value: Any, where: str) -> Any:

@@ -10,17 +10,22 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
+    Task,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column
+from rich.text import Text
 
 from ..calibration.results import ModuleResult
 from .text import format_duration, relative_name, split_index
 
-__all__ = ["RichProgress"]
+__all__ = ["RichProgress", "survives"]
+
+# Of less, the start of things (caches, kernels) is most of the time: it says nothing of the rest.
+_SHARE_TO_JUDGE_BY = 0.01
 
 
 class RichProgress:
@@ -77,7 +82,7 @@ class RichProgress:
     ) -> None:
         if self._bar is not None:
             # Not by way of _show: after a display error the cursor must still be given back.
-            _survives(self._bar.stop)
+            survives(self._bar.stop)
         outcome = "done" if kind is None else f"stopped by {kind.__name__}"
         self._print(
             f"{outcome}, {len(self._modules)} modules in "
@@ -115,7 +120,7 @@ class RichProgress:
         if self._total <= 0:
             return state
         fraction = min(self._done / self._total, 1.0)
-        if fraction > 0:
+        if fraction >= _SHARE_TO_JUDGE_BY:
             state += f", {format_duration(elapsed / fraction - elapsed)} left"
         return f"{fraction:.0%}, {state}"
 
@@ -128,18 +133,27 @@ class RichProgress:
         )
 
     def _show(self, action: Callable[[], object]) -> None:
-        self._enabled = self._enabled and _survives(action)
+        self._enabled = self._enabled and survives(action)
 
 
-def _survives(action: Callable[[], object]) -> bool:
+def survives(action: Callable[[], object]) -> bool:
     """Whether a piece of display could be shown; a run does not end because it could not."""
     try:
         action()
-    except (OSError, ValueError):  # ValueError: a closed file, or an encoding without the letter
+    except Exception:
         return False
-    except SystemExit:  # rich's answer to a broken pipe
+    except SystemExit as error:
+        if error.code != 1:  # rich's answer to a broken pipe; others are meant
+            raise
         return False
     return True
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """Empty until there is something to judge by."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.percentage >= 100 * _SHARE_TO_JUDGE_BY else Text()
 
 
 def _make_bar(console: Console) -> Progress:
@@ -153,7 +167,7 @@ def _make_bar(console: Console) -> Progress:
         TaskProgressColumn(),
         TimeElapsedColumn(),
         # Steps of wide modules take long: the speed is that of the last ten minutes.
-        TimeRemainingColumn(),
+        _TimeLeft(),
         speed_estimate_period=600,
         refresh_per_second=4,
         console=console,

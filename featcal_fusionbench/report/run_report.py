@@ -19,7 +19,7 @@ import torch
 from ..baselines.results import SurgeryResult
 from ..baselines.settings import ProbSurgerySettings, RepresentationSurgerySettings
 from ..calibration.results import CalibrationResult, PhaseCost, TaskDrift
-from ..calibration.settings import CalibrationSettings
+from ..calibration.settings import CalibrationSettings, SettingsError
 from .codec import from_json, to_json
 from .drift import DriftChange, mean_final_drift, worsened, worsening_warning
 from .errors import ReportError
@@ -54,6 +54,11 @@ MethodName = Literal["merge_only", "featcal", "representation_surgery", "prob_su
 
 class MethodSettings(Protocol):
     """Settings of a method: a frozen dataclass."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of what is drawn."""
+        ...
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON-ready values."""
@@ -284,11 +289,24 @@ class RunReport:
 
 @dataclass(frozen=True, kw_only=True)
 class MergeSettings:
-    """The merger alone has no settings but its own, which stand under ``merger``."""
+    """The merger alone has few settings besides its own, which stand under ``merger``.
+
+    Attributes:
+        seed: Seed of a merger that draws random numbers, ≥ 0.
+
+    Raises:
+        SettingsError: A value is outside its range.
+    """
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise SettingsError(f"seed={self.seed!r} must be a whole number of at least 0.")
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON-ready values."""
-        return {}
+        return {"seed": self.seed}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from featcal_fusionbench.calibration import WeightsError
-from featcal_fusionbench.experts import (
+from featcal_fusionbench.errors import ModelPoolError
+from featcal_fusionbench.pools.checkpoints import (
     SafetensorsWeights,
-    check_weights,
-    checkpoint_weights,
-    floating_tensors,
-    open_weights,
+    open_checkpoint,
+    read_header,
 )
+from featcal_fusionbench.pools.models import check_weights
+from featcal_fusionbench.pools.opening import OpenedModel, Opener, floating_tensors
 
 
 def equal(found: object, expected: dict[str, Tensor]) -> bool:
@@ -27,37 +29,41 @@ def equal(found: object, expected: dict[str, Tensor]) -> bool:
     return all(torch.equal(found[name], value) for name, value in expected.items())  # type: ignore[index]
 
 
+def opened(pool: Any, name: str, scratch: Path) -> OpenedModel:
+    opener = Opener(pool, scratch)
+    opener.open_base()
+    return opener.open(pool._models[name], name)
+
+
 def test_instances_are_read_in_place(pico: Pico, tmp_path: Path) -> None:
     pool = pico.instance_pool()
-    reference = floating_tensors(pool.load_model("_pretrained_"))
-    weights, source = open_weights(pool, pico.tasks[0], reference, tmp_path)
+    found = opened(pool, pico.tasks[0], tmp_path)
     model = pool.load_model(pico.tasks[0])
-    name = next(iter(reference))
-    assert weights[name].data_ptr() == model.state_dict()[name].data_ptr()
-    assert "CLIPVisionModel" in source and not list(tmp_path.iterdir())
+    name = next(iter(floating_tensors(model)))
+    assert found.weights[name].data_ptr() == model.state_dict()[name].data_ptr()
+    assert "CLIPVisionModel" in found.source and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("as_config", [False, True])
 def test_checkpoints_are_read_in_place(pico: Pico, tmp_path: Path, as_config: bool) -> None:
     pool = pico.instance_pool()
-    reference = floating_tensors(pool.load_model("_pretrained_"))
     path = str(pico.expert(pico.tasks[0]))
     entry = {
         "_target_": "transformers.CLIPVisionModel.from_pretrained",
         "pretrained_model_name_or_path": path,
     }
     pool._models[pico.tasks[0]] = OmegaConf.create(entry) if as_config else path
-    weights, source = open_weights(pool, pico.tasks[0], reference, tmp_path)
-    assert isinstance(weights, SafetensorsWeights) and source == path
+    found = opened(pool, pico.tasks[0], tmp_path)
+    assert isinstance(found.weights, SafetensorsWeights) and found.source == path
     assert not list(tmp_path.iterdir())  # nothing was laid down
-    assert equal(weights, floating_tensors(pico.load_expert(pico.tasks[0])))
+    assert equal(found.weights, floating_tensors(pico.load_expert(pico.tasks[0])))
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
 def test_files_are_not_kept_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     save_file({"a": torch.ones(1000), "b": torch.zeros(1000)}, path)
-    weights = SafetensorsWeights({"a": (path, "a"), "b": (path, "b")})
+    weights = SafetensorsWeights(read_header(path))
     assert str(path) not in Path("/proc/self/maps").read_text()
     first = weights["a"]
     assert str(path) in Path("/proc/self/maps").read_text()  # what is read lies in the file
@@ -68,21 +74,22 @@ def test_files_are_not_kept_in_memory(tmp_path: Path) -> None:
 
 def test_a_whole_clip_serves_as_base(pico: Pico) -> None:
     base = floating_tensors(pico.load_base())
-    assert equal(checkpoint_weights(str(pico.base), base), base)
+    found = open_checkpoint(str(pico.base), base, name="base")
+    assert found is not None and equal(found.weights, base)
+    assert "text_model" in found.left_out
 
 
 def test_what_the_pool_assembles_is_laid_down(
     pico: Pico, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = pico.instance_pool()
-    reference = floating_tensors(pool.load_model("_pretrained_"))
     expert = pico.load_expert(pico.tasks[0])
     pool._models[pico.tasks[0]] = {"_target_": "somewhere.make_model", "rank": 4}
     monkeypatch.setattr(pool, "load_model", lambda name: expert)
-    weights, source = open_weights(pool, pico.tasks[0], reference, tmp_path)
-    assert "somewhere.make_model" in source
+    found = opened(pool, pico.tasks[0], tmp_path)
+    assert "somewhere.make_model" in found.source
     assert [path.name for path in tmp_path.iterdir()] == [f"{pico.tasks[0]}.safetensors"]
-    assert equal(weights, floating_tensors(expert))
+    assert equal(found.weights, floating_tensors(expert))
 
 
 def test_sharded_checkpoints_are_read(pico: Pico, tmp_path: Path) -> None:
@@ -93,13 +100,16 @@ def test_sharded_checkpoints_are_read(pico: Pico, tmp_path: Path) -> None:
         save_file({key: tensors[key].clone() for key in keys}, tmp_path / file)
     index = {"weight_map": {key: file for file, keys in shards.items() for key in keys}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert equal(checkpoint_weights(str(tmp_path), tensors), tensors)
+    found = open_checkpoint(str(tmp_path), tensors, name="svhn")
+    assert found is not None and equal(found.weights, tensors)
 
 
 def test_another_architecture_is_no_match(pico: Pico, tmp_path: Path) -> None:
     save_file({"weight": torch.ones(2)}, tmp_path / "model.safetensors")
-    assert checkpoint_weights(str(tmp_path), floating_tensors(pico.load_base())) is None
-    assert checkpoint_weights(str(tmp_path / "missing"), {"weight": torch.ones(2)}) is None
+    with pytest.raises(ModelPoolError, match="'svhn' .* another architecture"):
+        open_checkpoint(str(tmp_path), floating_tensors(pico.load_base()), name="svhn")
+    missing = open_checkpoint(str(tmp_path / "missing"), {"weight": torch.ones(2)}, name="svhn")
+    assert missing is None
 
 
 def test_all_that_is_wrong_stands_in_one_message() -> None:
@@ -124,6 +134,7 @@ def test_digest_tells_weights_apart_and_ignores_where_they_lie(pico: Pico) -> No
     def digest(weights: object) -> str | None:
         return check_weights("expert", "x", weights, "s", reference).identity.sha256  # type: ignore[arg-type]
 
-    on_disk = checkpoint_weights(str(pico.expert(task)), reference)
+    stored = open_checkpoint(str(pico.expert(task)), reference, name="x")
+    on_disk = stored and stored.weights
     assert digest(on_disk) == digest(floating_tensors(pico.load_expert(task)))
     assert digest(on_disk) != digest(floating_tensors(pico.load_expert(other)))
