@@ -26,7 +26,8 @@ class SampleSettings:
         n_heldout: Further inputs per task to measure on, never calibrated or trained on; 0 measures
             nothing.
         batch_size: Inputs per forward of the models. Does not change what is computed.
-        seed: Seed of the samplers, one sampler per task.
+        seed: Seed of the samplers, one per task, and of a merger that draws where the program has
+            no seed.
         forward_dtype: Precision of the models' forwards; ``bfloat16`` is faster and less exact.
         decoder_inputs: What the decoder of an encoder-decoder reads: ``expert``, the answer that
             the task's expert gives greedily (no labels needed), or ``labels``, the data set's.

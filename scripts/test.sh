@@ -19,4 +19,10 @@ if [[ ${1:-} == --oldest ]]; then
 fi
 
 bash scripts/setup_env.sh "$venv" test,benchmark "$constraints"
+# What one release of transformers saves is read by the other, where its environment is there.
+other=$([[ -n $constraints ]] && echo "${venv%-oldest}" || echo "$venv-oldest")
+if [[ -x $other/bin/python ]]; then
+  FEATCAL_OTHER_PYTHON=$(cd "$other/bin" && pwd)/python
+  export FEATCAL_OTHER_PYTHON
+fi
 exec "$venv/bin/python" -m pytest "$@"

@@ -47,6 +47,18 @@ SETS: dict[str, list[Selection]] = {
             ),
         ),
     ],
+    "clip-b16-lora": [
+        Selection(
+            "CLIPVisionModelPool/clip-vit-base-patch16_TA8_lora",
+            "CLIPVisionModelTaskPool/clip-vit-classification_TA8",
+            # inputs to calibrate on, of which that pool has none
+            (
+                _B16,
+                "+dataset/image_classification/train@modelpool.train_datasets="
+                "[sun397,stanford-cars,resisc45,eurosat,svhn,gtsrb,mnist,dtd]",
+            ),
+        )
+    ],
     "flan-t5-base": _flan_t5("flan-t5-base_glue"),
     "flan-t5-base-lora": _flan_t5("flan-t5-base_glue_lora16"),
     "flan-t5-large-lora": _flan_t5("flan-t5-large_glue_lora16"),
