@@ -11,6 +11,7 @@ __all__ = [
     "OutputError",
     "SettingsError",
     "TaskPoolError",
+    "UnsavedModelError",
 ]
 
 
@@ -36,6 +37,10 @@ class MergerError(CalibrationError):
 
 class OutputError(CalibrationError):
     """The output directory cannot be written to."""
+
+
+class UnsavedModelError(OutputError, OSError):
+    """The result could not be saved where it was asked for; the message says where it is."""
 
 
 class TaskPoolError(CalibrationError):

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import CLIPVisionModel
 
-from .errors import OutputError
+from .errors import UnsavedModelError
 from .report import read_json, write_bytes, write_json
 
 __all__ = [
@@ -206,7 +206,7 @@ class _Keeping:
                 if kept is not None
                 else f"Neither {self.fallback} nor the temporary directory took it."
             )
-            raise OutputError(
+            raise UnsavedModelError(
                 f"the model could not be saved to {path} ({error}). {where}"
             ) from error
 
