@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 from transformers import AutoModelForSeq2SeqLM
 
 from .data import load_tokenizer
-from .pools.adapters import adapter_entry, merge_adapter
+from .pools.adapter_entries import adapter_entry
+from .pools.adapters import merge_adapter
 
 __all__ = ["Seq2SeqLMPool", "load_lora_model"]
 

@@ -26,14 +26,8 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, T5Config, T5ForCondi
 
 from featcal_fusionbench.errors import ModelPoolError
 from featcal_fusionbench.modelpool import load_lora_model
-from featcal_fusionbench.pools.adapters import (
-    AdapterEntry,
-    adapter_config,
-    adapter_entry,
-    merge_adapter,
-    merged_copy,
-    plain_entry,
-)
+from featcal_fusionbench.pools.adapter_entries import AdapterEntry, adapter_entry, plain_entry
+from featcal_fusionbench.pools.adapters import merge_adapter, merged_copy
 
 CONFIGS: dict[str, Any] = {
     getattr(k, "value", k): config for k, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()
@@ -336,7 +330,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda p: (p / WEIGHTS).write_bytes((p / WEIGHTS).read_bytes()[:-9]),
         f"{WEIGHTS} is cut off",
     ),
-    "empty": (lambda p: (p / WEIGHTS).write_bytes(b""), f"{WEIGHTS} is cut off"),
+    "empty": (lambda p: (p / WEIGHTS).write_bytes(b""), f"{WEIGHTS} is empty"),
     "NaN": (edit_tensors(lambda s: s[FIRST].fill_(float("nan"))), f"NaN or Inf in {FIRST}"),
     "another rank": (edit(r=3), rf"another shape.*{FIRST} \(4, 32\) for \(3, 32\)"),
     "another width": (
@@ -639,4 +633,3 @@ def test_entries_by_adapters_that_name_their_base(tmp_path: Path) -> None:
     with pytest.raises(ModelPoolError, match=f"'{ADAPTER}'.*linearised LoRA"):
         adapter_entry(linearised)
     assert adapter_entry("a/path") is None and adapter_entry(nn.Linear(1, 1)) is None
-    assert adapter_config(str(tmp_path / "nowhere")) is None

@@ -601,3 +601,58 @@ def quiet_transformers() -> Iterator[None]:
     transformers.logging.set_verbosity_error()
     yield
     transformers.logging.set_verbosity(before)
+
+
+# --- adapters ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adapter(clip: Family, pico: Pico) -> Path:
+    """An adapter of the base, which names it, and which is beside weights of another model."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, target_modules=["q_proj", "fc1"], init_lora_weights=False)
+    model = get_peft_model(pico.load_base(), config)  # pyright: ignore[reportArgumentType]
+    model.peft_config["default"].base_model_name_or_path = str(clip.directory("base"))
+    model.save_pretrained(clip.root / "adapter")
+    shutil.copy(clip.directory("other") / "model.safetensors", clip.root / "adapter")
+    return clip.root / "adapter"
+
+
+@pytest.mark.parametrize("form", ["path", "AutoPeftModel", "from_pretrained", "instance"])
+def test_adapters_are_merged_in_every_form(
+    clip: Family, pico: Pico, adapter: Path, tmp_path: Path, form: str
+) -> None:
+    from peft import PeftModel
+
+    loaded: Any = PeftModel.from_pretrained(pico.load_base(), adapter)
+    source = {"pretrained_model_name_or_path": str(adapter)}
+    entry = {
+        "path": str(adapter),
+        "AutoPeftModel": {"_target_": "peft.AutoPeftModel.from_pretrained", **source},
+        "from_pretrained": {"_target_": "transformers.CLIPVisionModel.from_pretrained", **source},
+        "instance": loaded,
+    }[form]
+    pool = clip.pool(clip)
+    pool._models = dict(pool._models) | {"expert": entry}
+    (tmp_path / "scratch").mkdir()
+    models = open_models(pool, tmp_path / "scratch", show_progress=False)
+    expected = loaded.merge_and_unload().state_dict()
+    found = models.experts["expert"].weights
+    assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in found)
+    assert any("q_proj" in name for name in differing(dict(models.base.weights), found))
+
+
+def test_an_adapter_may_name_a_base_that_lies_elsewhere(
+    clip: Family, adapter: Path, tmp_path: Path
+) -> None:
+    here = dict(clip.open(tmp_path / "a", expert=str(adapter)).experts["expert"].weights)
+    file = adapter / "adapter_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"base_model_name_or_path": "/elsewhere/base"}))
+    models = clip.open(tmp_path / "b", expert=str(adapter))
+    assert differing(here, models.experts["expert"].weights) == []
+    assert any("/elsewhere/base" in warning for warning in models.warnings)
+    file.write_text(json.dumps(config | {"base_model_name_or_path": "/elsewhere/other-base"}))
+    with pytest.raises(ModelPoolError, match="'expert' .*other-base"):
+        clip.open(tmp_path / "c", expert=str(adapter))

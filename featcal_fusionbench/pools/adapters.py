@@ -7,39 +7,29 @@ places without a tensor at their initial values.
 from __future__ import annotations
 
 import copy
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import torch
-from fusion_bench.utils.modelscope import resolve_file_path
-from omegaconf import DictConfig
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.config import PromptLearningConfig
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import ModulesToSaveWrapper
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import ModelPoolError
+from .adapter_entries import ADAPTER_CONFIG as _CONFIG
+from .adapter_entries import NO_PLAIN_WEIGHTS
+from .checkpoints import SafetensorsWeights, find_file, read_config, read_header, some
 
-__all__ = [
-    "AdapterEntry",
-    "adapter_config",
-    "adapter_entry",
-    "merge_adapter",
-    "merged_copy",
-    "plain_entry",
-]
+__all__ = ["merge_adapter", "merged_copy"]
 
-_CONFIG = "adapter_config.json"
 _WEIGHTS, _PICKLED = "adapter_model.safetensors", "adapter_model.bin"
 _PREFIX = "base_model.model."
 # What torch.compile, FSDP and activation checkpointing put into names.
@@ -55,52 +45,6 @@ _HARMLESS = {"peft_version", "qalora_group_size"}
 _REPEATABLE = (True, False, None, "gaussian", "orthogonal", "eva", "pissa", "olora")
 _KINDS = {getattr(kind, "value", kind): c for kind, c in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
 _REST_OF_CLIP = {"text_model", "text_projection", "visual_projection", "logit_scale"}
-_LFS_POINTER = b"version https://git-lfs"
-_LINEARIZED = "fusion_bench.models.linearized.vision_model"
-_PATH = "pretrained_model_name_or_path"
-_NO_PLAIN_WEIGHTS = (
-    "whose output is no output of a plain model with other weights. Give the task another expert, "
-    "or remove it from the pool."
-)
-
-
-@dataclass(frozen=True)
-class AdapterEntry:
-    """A pool entry that means a base plus an adapter.
-
-    Attributes:
-        base: Path or hub id of the base.
-        adapter: Path or hub id of the adapter.
-        model_kwargs: Arguments for the base's ``from_pretrained``.
-    """
-
-    base: str
-    adapter: str
-    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-def adapter_config(source: str, platform: str = "hf") -> dict[str, Any] | None:
-    """The ``adapter_config.json`` of a directory or hub id; None where there is none.
-
-    Args:
-        source: Directory or hub id.
-        platform: Hub that ids refer to, as FusionBench names it.
-
-    Raises:
-        ModelPoolError: The file is damaged.
-    """
-    path = _file(source, _CONFIG, platform)
-    if path is None:
-        return None
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:  # also undecodable bytes
-        raise ModelPoolError(
-            f"{path} is cut off or no JSON ({error}): download or save the adapter again."
-        ) from error
-    if not isinstance(content, dict):
-        raise ModelPoolError(f"{path} holds no JSON object: download or save the adapter again.")
-    return content
 
 
 def merge_adapter(base: nn.Module, source: str, *, name: str, platform: str = "hf") -> nn.Module:
@@ -123,7 +67,7 @@ def merge_adapter(base: nn.Module, source: str, *, name: str, platform: str = "h
             kind that is no change of weights.
     """
     label = f"model {name!r} (the adapter {source!r})"
-    raw = adapter_config(source, platform)
+    raw = read_config(source, platform, _CONFIG)
     if raw is None:
         raise ModelPoolError(
             f"{label} cannot be loaded: no {_CONFIG} was found there. Give the directory or hub id "
@@ -156,7 +100,7 @@ def merge_adapter(base: nn.Module, source: str, *, name: str, platform: str = "h
     after = _outline(base)
     if after != before:
         changed = sorted({key for key, _ in before.items() ^ after.items()})
-        raise ModelPoolError(f"{mismatch}: merging would change the structure, {_some(changed)}.")
+        raise ModelPoolError(f"{mismatch}: merging would change the structure, {some(changed)}.")
     for key, value in base.named_parameters():
         value.requires_grad_(gradients[key])
     return base.train(training)
@@ -183,145 +127,11 @@ def merged_copy(peft_model: nn.Module, name: str) -> nn.Module:
     for kind in kinds:
         _refuse_no_weights(kind, label)
     if any(type(m).__name__ == "LinearizedModelWraper" for m in peft_model.modules()):
-        raise ModelPoolError(f"{label} is linearised LoRA, {_NO_PLAIN_WEIGHTS}")
+        raise ModelPoolError(f"{label} is linearised LoRA, {NO_PLAIN_WEIGHTS}")
     own: Any = copy.deepcopy(peft_model)
     with _own_randomness(own):
         plain = _merge(own, _untie(_inside(own)), label, " and ".join(kinds))
     return plain.requires_grad_(True).train(peft_model.training)
-
-
-def adapter_entry(config: Any, platform: str = "hf") -> AdapterEntry | None:
-    """Recognise a pool entry that means a base plus an adapter, by any of the usual loaders.
-
-    Args:
-        config: The entry.
-        platform: Hub that ids refer to.
-
-    Returns:
-        Base and adapter, which are to be merged whatever the entry says; None for any other entry,
-        and for one with a key that the loader's meaning here does not cover.
-
-    Raises:
-        ModelPoolError: The entry is a linearised LoRA, or the adapter does not name its base.
-    """
-    if not isinstance(config, DictConfig | dict):
-        return None
-    target = str(config.get("_target_", ""))
-    if target == f"{_LINEARIZED}.load_l_lora_vision_model_hf":
-        raise ModelPoolError(
-            f"the entry with the adapter {config.get('peft_name')!r} is loaded by {target}: "
-            f"linearised LoRA, {_NO_PLAIN_WEIGHTS}"
-        )
-    for loader in _LOADERS:
-        if re.fullmatch(loader.target, target):
-            return loader.entry(config, platform)
-    return None
-
-
-def plain_entry(config: Any) -> str | None:
-    """Path or hub id of a pool entry that means just that checkpoint; None for any other."""
-    if not isinstance(config, DictConfig | dict):
-        return None
-    target, keys = str(config.get("_target_", "")), {str(key) for key in config} - {"_target_"}
-    if target == f"{_LINEARIZED}.load_fft_vision_model_hf":
-        known = {"model_name"} <= keys <= {"model_name", "return_vision_model"}
-        return _text(config, "model_name") if known else None
-    if target.endswith(".from_pretrained") and not target.startswith("peft."):
-        return _text(config, _PATH) if keys == {_PATH} else None
-    return None
-
-
-@dataclass(frozen=True)
-class _Loader:
-    """A function that pools name as `_target_`, and which arguments say what.
-
-    Attributes:
-        target: Its names, as a regular expression.
-        base: The argument with the base; None where the adapter names it.
-        adapter: The argument with the adapter.
-        ignored: Arguments that make no difference to merged weights.
-        passed_on: Which other arguments are for the base's ``from_pretrained``.
-    """
-
-    target: str
-    base: str | None
-    adapter: str
-    ignored: frozenset[str]
-    passed_on: Callable[[str], bool] = frozenset().__contains__
-
-    def entry(self, config: Mapping[str, Any], platform: str) -> AdapterEntry | None:
-        known = {"_target_", self.base, self.adapter} | self.ignored
-        rest = {str(key): value for key, value in config.items() if key not in known}
-        adapter = _text(config, self.adapter)
-        if adapter is None or not all(self.passed_on(key) for key in rest):
-            return None
-        if self.base is None:
-            own = adapter_config(adapter, platform)
-            return None if own is None else _with_named_base(own, adapter, rest)
-        inner = config.get(self.base)
-        base = inner if isinstance(inner, str) and self.base != "model" else plain_entry(inner)
-        return None if base is None else AdapterEntry(base, adapter, rest)
-
-
-_TRAINING = frozenset({"is_trainable", "merge_and_unload"})
-_LOADERS = (
-    _Loader(
-        re.escape(f"{_LINEARIZED}.load_lora_vision_model_hf"),
-        "base_model_name",
-        "peft_name",
-        frozenset({"merge_and_unload", "return_vision_model"}),
-    ),
-    _Loader(
-        r"fusion_bench\.(\w+\.)*load_lora_model", "base_model_path", "peft_model_path", _TRAINING
-    ),
-    _Loader(
-        r"featcal_fusionbench\.(\w+\.)*load_lora_model",
-        "base_model_path",
-        "peft_model_path",
-        _TRAINING,
-        lambda key: True,
-    ),
-    _Loader(
-        r"peft\.(\w+\.)*AutoPeftModel\w*\.from_pretrained",
-        None,
-        _PATH,
-        frozenset({"is_trainable"}),
-        frozenset({"torch_dtype", "dtype"}).__contains__,
-    ),
-    _Loader(
-        r"peft\.(\w+\.)*PeftModel\w*\.from_pretrained",
-        "model",
-        "model_id",
-        frozenset({"is_trainable"}),
-    ),
-)
-
-
-def _text(config: Mapping[str, Any], key: str) -> str | None:
-    value = config.get(key)
-    return value if isinstance(value, str) else None
-
-
-def _with_named_base(
-    own: Mapping[str, Any], adapter: str, model_kwargs: dict[str, Any]
-) -> AdapterEntry:
-    """An entry by the base, and its revision, that the adapter's configuration names."""
-    if not own.get("base_model_name_or_path"):
-        raise ModelPoolError(
-            f"the adapter {adapter!r} names no base (base_model_name_or_path in its {_CONFIG}): "
-            "add it there, or give base and adapter by "
-            "featcal_fusionbench.modelpool.load_lora_model."
-        )
-    revision = {"revision": own["revision"]} if own.get("revision") else {}
-    return AdapterEntry(str(own["base_model_name_or_path"]), adapter, revision | model_kwargs)
-
-
-def _file(source: str, filename: str, platform: str) -> Path | None:
-    try:
-        path = Path(resolve_file_path(source, filename, platform=platform))  # pyright: ignore[reportArgumentType]
-    except (OSError, ValueError):  # hub errors are OSErrors: not found, offline, not cached
-        return None
-    return path if path.is_file() else None
 
 
 def _peft_config(raw: Mapping[str, Any], label: str) -> Any:
@@ -337,7 +147,7 @@ def _peft_config(raw: Mapping[str, Any], label: str) -> Any:
     unknown = {k: v for k, v in raw.items() if k not in known | _HARMLESS and v}
     if unknown:
         raise ModelPoolError(
-            f"{label} sets {_some(f'{k}={v!r}' for k, v in unknown.items())} in its {_CONFIG}, "
+            f"{label} sets {some(f'{k}={v!r}' for k, v in unknown.items())} in its {_CONFIG}, "
             "which the installed PEFT does not know: install the release that saved it."
         )
     if raw.get("megatron_config"):
@@ -372,9 +182,9 @@ def _not_merged(label: str, kind: str, why: str = "") -> str:
 
 
 def _stored_tensors(source: str, platform: str, label: str) -> dict[str, Tensor]:
-    path = _file(source, _WEIGHTS, platform)
+    path = find_file(source, _WEIGHTS, platform)
     if path is None:
-        pickled = _file(source, _PICKLED, platform) is not None
+        pickled = find_file(source, _PICKLED, platform) is not None
         raise ModelPoolError(
             f"{label} has its weights in {_PICKLED}, which is pickled and could run any code when "
             "it is read: save it again with save_pretrained(…, safe_serialization=True)."
@@ -382,21 +192,15 @@ def _stored_tensors(source: str, platform: str, label: str) -> dict[str, Tensor]
             else f"{label} has no {_WEIGHTS} beside its {_CONFIG}: download or save it again."
         )
     try:
-        with safe_open(path, framework="pt") as file:
-            stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, OSError, ValueError) as error:
-        what = (
-            "is a Git LFS pointer, not the weights: run `git lfs pull` where it was cloned"
-            if path.read_bytes().startswith(_LFS_POINTER)
-            else f"is cut off or no safetensors file ({error}): download or save it again"
-        )
-        raise ModelPoolError(f"{label}: {path} {what}.") from error
+        stored = dict(SafetensorsWeights(read_header(path)))
+    except ModelPoolError as error:
+        raise ModelPoolError(f"{label}: {error}") from error
     if not stored:
         raise ModelPoolError(f"{label}: {path} holds no tensors: save the adapter again.")
     broken = [k for k, v in stored.items() if not bool(torch.isfinite(v.float()).all())]
     if broken:
         raise ModelPoolError(
-            f"{label} holds NaN or Inf in {_some(broken)}: train or download it again."
+            f"{label} holds NaN or Inf in {some(broken)}: train or download it again."
         )
     return stored
 
@@ -500,7 +304,7 @@ def _check_fit(
     ]
     types = [f"{k} {v.dtype}" for k, v, w in both if v.is_floating_point() != w.is_floating_point()]
     problems = [
-        f"{what} ({len(found)}: {_some(found)})"
+        f"{what} ({len(found)}: {some(found)})"
         for what, found in (
             ("tensors of the adapter find no place", extra),
             ("places have no tensor in it and would stay at their initial values", missing),
@@ -632,10 +436,10 @@ def _merge(model: Any, ties: _Ties, label: str, kind: str) -> nn.Module:
         raise ModelPoolError(_not_merged(label, kind, why)) from error
     left = [k for k, m in plain.named_modules() if type(m).__module__.startswith("peft.")]
     if left:
-        raise ModelPoolError(_not_merged(label, kind, f": PEFT leaves {_some(left)} as it is"))
+        raise ModelPoolError(_not_merged(label, kind, f": PEFT leaves {some(left)} as it is"))
     if broken := _tie(plain, ties):
         raise ModelPoolError(
-            f"{label} changes {_some(' = '.join(names) for names in broken)} in different ways, "
+            f"{label} changes {some(' = '.join(names) for names in broken)} in different ways, "
             "but the base ties them: they are one tensor. Train the adapter on an untied base, or "
             "without them in modules_to_save and target_modules."
         )
@@ -693,9 +497,3 @@ def _own_randomness(model: nn.Module) -> Iterator[None]:
     with torch.random.fork_rng(sorted(device.index for device in cuda)):
         torch.default_generator.manual_seed(0)  # torch.manual_seed would seed every GPU
         yield
-
-
-def _some(items: Iterable[str], limit: int = 3) -> str:
-    items = list(items)
-    more = f" and {len(items) - limit} more" if len(items) > limit else ""
-    return ", ".join(items[:limit]) + more

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from ..calibration import Weights
 from ..compat import watched_loading
 from ..errors import CalibrationError, ModelPoolError
-from .adapters import AdapterEntry, adapter_config, adapter_entry, merge_adapter, plain_entry
+from .adapter_entries import ADAPTER_CONFIG, AdapterEntry, adapter_entry, plain_entry
+from .adapters import merge_adapter
 from .checkpoints import (
     Checkpoint,
     SafetensorsWeights,
@@ -132,7 +133,7 @@ class Opener:
 
     def holds_weights(self, source: str) -> bool:
         """Whether there are safetensors files, of a model or of an adapter, at a path or hub id."""
-        is_adapter = adapter_config(source, self._platform) is not None
+        is_adapter = adapter_entry(source, self._platform) is not None
         return is_adapter or len(stored_weights(source, self._platform)) > 0
 
     def open(self, entry: Any, name: str) -> OpenedModel:
@@ -183,7 +184,7 @@ class Opener:
         source = source_of_entry(entry)
         if source is None or getattr(self._pool, "_model_kwargs", None):
             return None  # arguments may change what is loaded, such as its precision
-        return source if adapter_config(source, self._platform) is None else None
+        return source if adapter_entry(source, self._platform) is None else None
 
     def _find_files(
         self, source: str | None, reference: Mapping[str, Tensor], name: str
@@ -197,10 +198,6 @@ class Opener:
         if isinstance(entry, nn.Module):
             return *plain_copy(entry, name), describe_entry(entry), []
         adapter, source = adapter_entry(entry, self._platform), source_of_entry(entry)
-        if adapter is None and source is not None:
-            config = adapter_config(source, self._platform)
-            if config is not None:
-                adapter = AdapterEntry(self._base_of_adapter(config, source, name), source)
         if adapter is not None:
             return self._load_adapter(adapter, name)
         described = source or f"made by the model pool from {describe_entry(entry)}"
@@ -220,34 +217,21 @@ class Opener:
     def _load_adapter(
         self, entry: AdapterEntry, name: str
     ) -> tuple[nn.Module, tuple[str, ...], str, list[str]]:
-        described = f"the adapter {entry.adapter} on {entry.base}"
-        warnings = self._warn_of_other_base(entry, name)
-        own = self._pool._models.get(BASE)
-        if self._base_model is not None and entry.base == source_of_entry(own):
+        source, warnings = self._base_of(entry, name)
+        described = f"the adapter {entry.adapter} on {source}"
+        own = source_of_entry(self._pool._models[BASE])
+        if self._base_model is not None and source == own and not entry.model_kwargs:
             base = copy.deepcopy(self._base_model)
         else:
-            check_files(entry.base, name=name, platform=self._platform)
+            check_files(source, name=name, platform=self._platform)
             loaded, made_up = _watched(
-                lambda: self._from_source(entry.base, name, **entry.model_kwargs), name, described
+                lambda: self._from_source(source, name, **entry.model_kwargs), name, described
             )
             _refuse_made_up(name, described, made_up)
             base, more = plain_model(loaded, name)
             warnings += more
         merged = merge_adapter(base, entry.adapter, name=name, platform=self._platform)
         return merged, warnings, described, []
-
-    def _base_of_adapter(self, config: Mapping[str, Any], source: str, name: str) -> str:
-        """The base that an adapter names; the pool's where it is that one under another path."""
-        named, own = (
-            config.get("base_model_name_or_path"),
-            source_of_entry(self._pool._models[BASE]),
-        )
-        if not named:
-            raise ModelPoolError(
-                f"model {name!r}: the adapter {source} does not name its base "
-                "(base_model_name_or_path in adapter_config.json): write it there."
-            )
-        return own if own is not None and Path(own).name == Path(named).name else str(named)
 
     def _from_pool(self, entry: Any, name: str) -> Any:
         """What the pool makes of an entry."""
@@ -266,19 +250,31 @@ class Opener:
         kind = kind or _model_class(read_config(source, self._platform), source, name)
         return kind.from_pretrained(source, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _warn_of_other_base(self, entry: AdapterEntry, name: str) -> tuple[str, ...]:
-        """A warning about an adapter that names another base than it is merged into.
+    def _base_of(self, entry: AdapterEntry, name: str) -> tuple[str, tuple[str, ...]]:
+        """What an adapter is merged into, and a warning where it names another base.
 
-        They may be the same model under two names, a path and a hub id: it is no error.
+        They may be the same model under two names, a path and a hub id: it is no error. So the
+        pool's base stands in for one of its name that is not on this machine.
         """
-        config = adapter_config(entry.adapter, self._platform) or {}
-        named = config.get("base_model_name_or_path")
-        if not named or Path(named).name == Path(entry.base).name:
-            return ()
-        return (
+        own = source_of_entry(self._pool._models[BASE])
+        base, named = entry.base, self._named_base(entry)
+        if base == named and own and not Path(base).exists() and _last(own) == _last(base):
+            base = own
+        if not named or named == base:
+            return base, ()
+        return base, (
             f"the LoRA adapter {entry.adapter!r} of {name} was trained on {named!r}, and is merged "
-            f"into {entry.base!r}: check that they are the same model.",
+            f"into {base!r}: check that they are the same model.",
         )
+
+    def _named_base(self, entry: AdapterEntry) -> str | None:
+        return (read_config(entry.adapter, self._platform, ADAPTER_CONFIG) or {}).get(
+            "base_model_name_or_path"
+        )
+
+
+def _last(source: str) -> str:
+    return Path(source).name
 
 
 def describe_entry(entry: Any) -> str:
