@@ -6,19 +6,19 @@ log directory. A plain run in a directory of an earlier one goes on to replace w
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import platform
 import secrets
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+from filelock import FileLock
 from fusion_bench.mixins import LightningFabricMixin
 from fusion_bench.utils.hydra_utils import get_hydra_output_dir
 from fusion_bench.utils.path import create_symlink
@@ -26,6 +26,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from .errors import OutputError
+from .report import write_json
 
 __all__ = ["claim_log_dir", "claim_path"]
 
@@ -149,15 +150,13 @@ def _claim(file: Path, setting: str) -> bool:
     me = _Run(platform.node(), os.getpid(), _PROCESS, time.time(), *_multirun())
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with open(file, "a+", encoding="utf-8") as opened:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(opened, fcntl.LOCK_EX)
-            opened.seek(0)
-            owner = _read(opened.read())
+        with ExitStack() as stack:
+            with suppress(OSError, NotImplementedError):  # a file system without locks
+                stack.enter_context(FileLock(file.with_name(file.name + ".lock")))
+            owner = _read(file.read_text(encoding="utf-8")) if file.is_file() else None
             if owner is not None and owner.keeps_from(me):
                 return False
-            opened.truncate(0)
-            opened.write(json.dumps(asdict(me)))
+            write_json(file, asdict(me))
     except OSError as error:
         raise OutputError(
             f"Cannot write to {file.parent} ({error}). Set {setting} to a directory that can be "

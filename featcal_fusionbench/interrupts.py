@@ -10,6 +10,9 @@ from types import FrameType
 
 __all__ = ["Terminated", "deferred", "terminable"]
 
+# Windows has no SIGHUP.
+_ENDING = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+
 
 class Terminated(SystemExit):
     """A signal asked the process to end; left alone, it does so with status 128 + the signal.
@@ -37,7 +40,7 @@ def terminable() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise Terminated(number)
 
-    with _handled((signal.SIGTERM, signal.SIGHUP), end, lambda old: old is signal.SIG_DFL):
+    with _handled(_ENDING, end, lambda old: old is signal.SIG_DFL):
         yield
 
 
@@ -49,10 +52,11 @@ def deferred() -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         arrived.append(number)
 
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     try:
         # None: a handler that was not set from Python, and could not be set again
-        with _handled(signals, note, lambda old: old not in (signal.SIG_IGN, None)):
+        with _handled(
+            (signal.SIGINT, *_ENDING), note, lambda old: old not in (signal.SIG_IGN, None)
+        ):
             yield
     finally:
         for number in arrived[:1]:

@@ -30,6 +30,7 @@ from .evaluation import check_task_pool
 from .finishing import finish, keep_when_saving_fails, save_whole, silence_extras
 from .interrupts import terminable
 from .outputs import in_log_dir, require_room, require_savable
+from .pools.adapter_entries import ADAPTER_CONFIG
 from .pools.models import PoolModels, check_weights, open_models
 from .pools.opening import floating_tensors
 from .recorder import ReportT, RunRecorder
@@ -245,6 +246,11 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
                     f"{setting}={path} has no directory, which FusionBench needs: give ./{path}."
                 )
             require_savable(path, setting, is_directory=is_directory)
+            if is_directory and Path(path, ADAPTER_CONFIG).exists():
+                raise OutputError(
+                    f"{setting}={path} holds an adapter, which readers would take in place of the "
+                    "model: give another directory."
+                )
             if "{log_dir}" not in given:
                 claim_path(path, setting)
 

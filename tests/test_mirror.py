@@ -77,7 +77,8 @@ def runs(mirror: Mirror, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cwd = tmp_path_factory.mktemp("runs")
     commands = []
     for name, selection in RUNS.items():
-        workers = "num_workers" if name[:4] != "clip" else "dataloader_kwargs.num_workers"
+        own = name.startswith(("clip", "lora"))
+        workers = "dataloader_kwargs.num_workers" if own else "num_workers"
         commands.append(
             [
                 f"method={selection.method}",

@@ -500,6 +500,10 @@ def test_a_signal_leaves_a_report_and_an_empty_temporary_directory(
         ({"merged_model_save_path": "file"}, ["merged_model_save_path=file", "file is a file"]),
         ({"merged_model_save_path": "file/a/b"}, ["merged_model_save_path", "file is a file"]),
         ({"merged_model_save_path": "/proc/a/b"}, ["merged_model_save_path=/proc/a/b", "/proc"]),
+        (
+            {"merged_model_save_path": "adapter"},
+            ["merged_model_save_path=adapter holds an adapter"],
+        ),
         ({"merged_model_save_path": "dangling/a"}, ["merged_model_save_path", "dangling"]),
         ({"report_save_path": "report.json", "taskpool": 1}, ["./report.json", "no directory"]),
         ({"report_save_path": "file/r.json", "taskpool": 1}, ["report_save_path", "is a file"]),
@@ -517,6 +521,8 @@ def test_paths_that_cannot_be_written_are_named_before_anything_is_loaded(
     Path("file").touch()
     Path("folder").mkdir()
     Path("dangling").symlink_to("nowhere")
+    Path("adapter").mkdir()
+    Path("adapter/adapter_config.json").touch()
     monkeypatch.setattr(WrappingMethod, "log_dir", str(tmp_path / "log"))
     monkeypatch.setattr(claims, "claim_log_dir", lambda user: None)
     monkeypatch.setattr("featcal_fusionbench.merging.claim_log_dir", lambda user: None)
