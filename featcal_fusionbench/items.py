@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -97,8 +98,12 @@ def whole_numbers(value: Any, name: str, *, may_be_bool: bool = False) -> Tensor
 
 
 def reason_of(error: Exception) -> str:
-    """Why an item cannot be used, in the words of what was raised."""
-    return str(error) if isinstance(error, UnusableItem) else f"{type(error).__name__}: {error}"
+    """Why an item cannot be used, in the words of what was raised, which name no object's address.
+
+    Items that cannot be used for one reason are then said to be so together.
+    """
+    words = re.sub(r" at 0x[0-9a-fA-F]+", "", str(error))
+    return words if isinstance(error, UnusableItem) else f"{type(error).__name__}: {words}"
 
 
 class Problems:

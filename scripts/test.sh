@@ -5,8 +5,9 @@
 #   scripts/test.sh --oldest [PYTEST ARGUMENTS]   oldest supported ones (constraints-oldest.txt)
 #
 # FEATCAL_VENV says where the environment is (default: .venv; a relative path is below the
-# checkout); the one for --oldest lies beside it with the suffix -oldest. See scripts/setup_env.sh
-# for more variables.
+# checkout); the one for --oldest lies beside it with the suffix -oldest. FEATCAL_TEST_JOBS is the
+# number of processes that share the test files (default: 2; 0: none but pytest's own). See
+# scripts/setup_env.sh for more variables.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,4 +26,4 @@ if [[ -x $other/bin/python ]]; then
   FEATCAL_OTHER_PYTHON=$(cd "$other/bin" && pwd)/python
   export FEATCAL_OTHER_PYTHON
 fi
-exec "$venv/bin/python" -m pytest "$@"
+exec "$venv/bin/python" -m pytest -n "${FEATCAL_TEST_JOBS:-2}" --dist loadfile "$@"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import shutil
 import tempfile
@@ -21,6 +22,7 @@ import torch  # noqa: E402
 from pico import Pico, build_pico  # noqa: E402
 from pico_t5 import PicoT5, build_pico_t5  # noqa: E402
 
+from featcal_fusionbench import preparation  # noqa: E402
 from featcal_fusionbench.compat import apply_transformers_shim  # noqa: E402
 
 
@@ -34,6 +36,15 @@ def one_thread() -> None:
 def transformers_shim() -> None:
     """Let every test import FusionBench's CLIP modules, whichever test comes first."""
     apply_transformers_shim()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def matmul_rate_measured_once() -> Iterator[None]:
+    """It takes longer than calibrating a pico model, and the machine stays the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        once = functools.cache(preparation.measure_matmul_rate)
+        patch.setattr(preparation, "measure_matmul_rate", once)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -152,7 +152,7 @@ class FailingAt:
 
     def __getitem__(self, index: int) -> Any:
         if index in self.places:
-            raise OSError("image file is truncated")
+            raise OSError(f"image file at 0x{index} is truncated")  # as PIL names what it read
         return self.items[index]
 
 

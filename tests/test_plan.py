@@ -469,8 +469,8 @@ def test_what_is_held_grows_by_the_input_as_measured_on_one(
             calibrate(model, models.base, models.weights, data, plan, settings, observer=Watch())
         return steps
 
-    few, many = live_at_steps(1), live_at_steps(5)
-    grown = [(more - less) / (2 * 4) for less, more in zip(few, many, strict=True)]
+    few, many = live_at_steps(1), live_at_steps(3)
+    grown = [(more - less) / (2 * 2) for less, more in zip(few, many, strict=True)]
     held = measure_held(plan, models.merged, example, settings)
     assert max(grown) == held.paused
     assert held.running > 0
