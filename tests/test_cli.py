@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -138,37 +135,3 @@ def test_bad_setting_ends_the_command_with_its_message(pico: Pico, tmp_path: Pat
     finished = pico.run_cli("method=featcal", "method.ridge_lambda=-1", cwd=tmp_path)
     assert finished.returncode != 0
     assert "ridge_lambda=-1" in finished.stdout
-
-
-def test_ctrl_c_leaves_a_partial_report_and_no_model(pico: Pico, tmp_path: Path) -> None:
-    """The interrupt arrives while modules are being calibrated."""
-    code = (
-        "import os, signal, sys; sys.path[:] = [p for p in sys.path if p]\n"
-        # interrupts are ignored where the tests themselves were started in the background
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "sys.argv[0] = 'fusion_bench'\n"
-        "from featcal_fusionbench.report import RichProgress\n"
-        "done = RichProgress.on_module\n"
-        "def on_module(self, result):\n"
-        "    done(self, result)\n"
-        "    if len(self.modules) == 5: os.kill(os.getpid(), signal.SIGINT)\n"
-        "RichProgress.on_module = on_module\n"
-        "from fusion_bench.scripts.cli import _hydra_main; _hydra_main()"
-    )
-    overrides = pico.overrides(
-        "method=featcal", "method.n_samples=16", "merged_model_save_path='{log_dir}/model'"
-    )
-    finished = subprocess.run(
-        [sys.executable, "-c", code, "--config-dir", str(pico.config_dir), *overrides],
-        cwd=tmp_path,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert finished.returncode != 0
-    directory = log_dir(tmp_path)
-    report = RunReport.read(directory / "featcal_report.json")
-    assert report.status == "interrupted"
-    assert report.result is not None and len(report.result.modules) == 5
-    assert not (directory / "model").exists()

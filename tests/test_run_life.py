@@ -420,22 +420,30 @@ def test_what_killed_runs_left_is_removed_and_nothing_else(
         assert dead.exists()
 
 
-# Four runs of the command, forks of one process, since starting it takes most of the time.
+# Runs of the command, forks of one process, since starting it takes most of the time. SIGINT
+# arrives while modules are calibrated, the others before the merger runs.
 FORKS = """
 import json, os, signal, sys
 sys.path[:] = [p for p in sys.path if p]
 from fusion_bench.scripts.cli import _hydra_main
 from fusion_bench.method import TaskArithmeticAlgorithm
 import featcal_fusionbench.algorithm
-run = TaskArithmeticAlgorithm.run
+from featcal_fusionbench.report import RichProgress
+run, done = TaskArithmeticAlgorithm.run, RichProgress.on_module
 def start(name, overrides):
     number = getattr(signal, name, None)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
-    def end(self, pool):
-        if number is not None:
+    # ignored where the tests run in the background, or under nohup
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    def merge(self, pool):
+        if number not in (None, signal.SIGINT):
             os.kill(os.getpid(), number)
         return run(self, pool)
-    TaskArithmeticAlgorithm.run = end
+    def on_module(self, result):
+        done(self, result)
+        if number == signal.SIGINT and len(self.modules) == 5:
+            os.kill(os.getpid(), number)
+    TaskArithmeticAlgorithm.run, RichProgress.on_module = merge, on_module
     sys.argv = ["fusion_bench", *sys.argv[2:], *overrides]
     _hydra_main()
 for name, overrides in json.loads(sys.argv[1]):
@@ -447,7 +455,7 @@ for name, overrides in json.loads(sys.argv[1]):
     left = [name for name in os.listdir(os.environ["TMPDIR"]) if name.startswith("featcal")]
     print("ENDED", json.dumps([name, status, len(left)]), flush=True)
 """
-ENDS = {"SIGKILL": -9, "SIGTERM": 128 + 15, "SIGHUP": 128 + 1, "multirun": 0}
+ENDS = {"SIGKILL": -9, "SIGTERM": 128 + 15, "SIGHUP": 128 + 1, "SIGINT": -2, "multirun": 0}
 
 
 @pytest.fixture(scope="module")
@@ -455,10 +463,10 @@ def commands(pico: Pico, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     """Where the runs wrote, and of each its exit status and what it left to be removed."""
     cwd = tmp_path_factory.mktemp("commands")
     (cwd / "tmp").mkdir()
-    runs: list[Any] = [
-        (name, [f"path.log_dir=outputs/{name}", "taskpool=dummy"]) for name in list(ENDS)[:3]
-    ]
     save = "merged_model_save_path='{log_dir}/model'"
+    runs: list[Any] = [
+        (name, [f"path.log_dir=outputs/{name}", save, "taskpool=dummy"]) for name in list(ENDS)[:4]
+    ]
     runs.append(("multirun", ["method.ridge_lambda=0.05,0.5,5", save, "--multirun"]))
     overrides = pico.overrides("method=featcal", "method.n_samples=4", "method.n_heldout=0")
     finished = subprocess.run(
@@ -484,11 +492,14 @@ def test_a_signal_leaves_a_report_and_an_empty_temporary_directory(
 ) -> None:
     """And what SIGKILL leaves, the next run removes."""
     cwd, ended = commands
-    assert [left for _, _, left in ended] == [2, 0, 0, 0]  # a directory and its lock
-    for name in ("SIGTERM", "SIGHUP"):
+    assert [left for _, _, left in ended] == [2, 0, 0, 0, 0]  # a directory and its lock
+    for name, error in (("SIGTERM", "Terminated: SIGTERM"), ("SIGHUP", "Terminated: SIGHUP"),
+                        ("SIGINT", "KeyboardInterrupt")):  # fmt: skip
         report = RunReport.read(cwd / "outputs" / name / "featcal_report.json")
-        assert (report.status, report.error) == ("interrupted", f"Terminated: {name}")
-        assert report.data
+        assert report.status == "interrupted" and (report.error or "").startswith(error)
+        assert report.data and not (cwd / "outputs" / name / "model").exists()
+        modules = report.result.modules if report.result else []
+        assert len(modules) == (5 if name == "SIGINT" else 0)
 
 
 # --- outputs -----------------------------------------------------------------------------------
