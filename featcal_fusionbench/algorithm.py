@@ -56,7 +56,7 @@ class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
                     scratch,
                     show_progress=self.fabric.is_global_zero,
                 )
-                self._check_task_pool(prepared.base_model)
+                self._check_what_follows(prepared.base_model)
                 fit = plan_calibration(prepared, self.settings, self.fabric.device)
             recorder.update(data=prepared.data, models=prepared.identities, holding=fit.holding)
             recorder.warn(*prepared.warnings, *([fit.warning] if fit.warning else []))

@@ -303,7 +303,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
             if isinstance(merger, WrappingMethod):
                 self._adopt(merger)
 
-    def _check_task_pool(self, base: nn.Module) -> None:
+    def _check_what_follows(self, base: nn.Module) -> None:
         """Find, before the long work, why evaluating or saving its result would fail or be wrong.
 
         Args:
@@ -432,7 +432,7 @@ class MergeOnlyAlgorithm(WrappingMethod[MergeSettings, MergeReport]):
         with scratch_directory() as scratch:
             with recorder.clock.phase("checks"):
                 models = open_models(pool, scratch, show_progress=recorder.enabled)
-                self._check_task_pool(models.base_model)
+                self._check_what_follows(models.base_model)
             recorder.update(models=models.identities)
             recorder.warn(*models.warnings)
             merged = self._load_merged(source, models, recorder)

@@ -58,7 +58,7 @@ class _SurgeryAlgorithm(PlanningMethod[SurgerySettingsT, ReportT]):
                     show_progress=recorder.enabled,
                     splits=("test",) if on_test else TRAINING_SPLITS,
                 )
-                self._check_task_pool(prepared.base_model)
+                self._check_what_follows(prepared.base_model)
                 wrapper = wrap(prepared.base_model, view_for_mergers(prepared.models))
                 width = _width(wrapper, prepared.example)
             recorder.update(data=prepared.data, models=prepared.identities)
