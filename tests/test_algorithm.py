@@ -13,6 +13,7 @@ from fusion_bench import BaseAlgorithm
 from fusion_bench.method import SimpleAverageAlgorithm, TaskArithmeticAlgorithm
 from omegaconf import OmegaConf
 from pico import Pico
+from places import CONFIG
 from torch import Tensor, nn
 from transformers import CLIPVisionModel
 
@@ -47,7 +48,7 @@ def read(output_dir: Path) -> RunReport:
 
 
 def test_config_mirrors_the_settings_one_to_one() -> None:
-    path = Path(__file__).parents[1] / "config/method/featcal.yaml"
+    path = CONFIG / "method/featcal.yaml"
     config = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(config, dict)
     defaults = CalibrationSettings().as_dict()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from pico import Pico
+from places import CONFIG
 from transformers import CLIPProcessor, CLIPVisionModel
 
 from featcal_fusionbench.report import RunReport
@@ -23,7 +24,7 @@ QUICK = {
 }
 VARIANTS = sorted(
     path.stem
-    for path in (Path(__file__).parents[1] / "config/method/featcal").glob("*.yaml")
+    for path in (CONFIG / "method/featcal").glob("*.yaml")
     if not path.stem.startswith(("_", "flan_t5"))
 )
 

@@ -10,9 +10,8 @@ import pytest
 from fusion_bench.constants import DEFAULT_CONFIG_PATH
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from places import CONFIG
 
-ROOT = Path(__file__).resolve().parents[1]
-CONFIG = ROOT / "config"
 MAIN_GROUPS = ("method", "modelpool", "taskpool")
 # A name that starts with an underscore is a part for other configs, as in FusionBench. Those of
 # tables are no options of the command: tests/test_experiments.py composes them.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from pico_t5 import GLUE, ROWS, PicoT5, tokenizer
+from places import CONFIG
 from safetensors.torch import load_file, save_file
 from tiny import largest_difference
 from torch import Tensor, nn
@@ -31,10 +32,7 @@ TASK_ARITHMETIC = {
     "scaling_factor": 0.3,
 }
 TASKS = ("cola", "mnli", "stsb")
-VARIANTS = sorted(
-    path.stem
-    for path in (Path(__file__).parents[1] / "config/method/featcal").glob("flan_t5_*.yaml")
-)
+VARIANTS = sorted(path.stem for path in (CONFIG / "method/featcal").glob("flan_t5_*.yaml"))
 QUICK = {
     "flan_t5_adamerging": ["method.merger.max_steps=1"],
     "flan_t5_wudi": ["method.merger.iter_num=2"],

@@ -29,7 +29,7 @@ from featcal_fusionbench.calibration import (
 )
 from featcal_fusionbench.calibration.statistics import ExpertParameters, LinearSums, NormSums
 
-GOLDEN = Path(__file__).parent / "data" / "golden"
+GOLDEN = Path(__file__).with_name("golden")
 MANIFEST = json.loads((GOLDEN / "manifest.json").read_text())
 TOLERANCE = MANIFEST["suggested_tolerance_max_abs"]
 PREFIX = "vision_model."

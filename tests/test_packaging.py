@@ -19,6 +19,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from pico import Pico
+from places import ROOT, SUPPORT
 
 from hydra_plugins.featcal_searchpath import (
     FeatCalSearchPathPlugin,
@@ -26,8 +27,7 @@ from hydra_plugins.featcal_searchpath import (
     own_configs,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
-PROBE = ROOT / "tests" / "compose_probe.py"
+PROBE = SUPPORT / "compose_probe.py"
 TA8 = "modelpool=CLIPVisionModelPool/clip-vit-base-patch32_TA8"
 
 
@@ -109,9 +109,9 @@ def test_sdist_can_rebuild_and_test_itself(built: Built) -> None:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     tracked = {"pyproject.toml", "LICENSE", "README.md", "tests/conftest.py", ".ci/run"}
     tracked |= {"scripts/test.sh", "scripts/constraints-oldest.txt", "config/method/featcal.yaml"}
+    for folder in ("scripts", "tests"):
+        tracked |= {file.relative_to(ROOT).as_posix() for file in (ROOT / folder).rglob("*.py")}
     assert tracked <= names
-    tests = {f"tests/{file.name}" for file in (ROOT / "tests").glob("*.py")}
-    assert tests <= names
 
 
 @pytest.mark.slow

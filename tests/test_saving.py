@@ -15,6 +15,7 @@ import pytest
 import torch
 from pico import Pico
 from pico_t5 import PicoT5
+from places import SUPPORT
 from reload_probe import difference
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -121,7 +122,7 @@ def test_saved_models_are_the_same_in_every_release(saved: Path) -> None:
             assert ("lm_head.weight" in names) == ("tied" not in directory.name)
     if OTHER_PYTHON is None:
         pytest.skip("FEATCAL_OTHER_PYTHON names no Python with another release of transformers")
-    probe = Path(__file__).parent / "reload_probe.py"
+    probe = SUPPORT / "reload_probe.py"
     finished = subprocess.run(
         [OTHER_PYTHON, str(probe), str(saved)], capture_output=True, text=True, timeout=300
     )

@@ -14,6 +14,7 @@ from fusion_bench.modelpool import CLIPVisionModelPool
 from fusion_bench.models.hf_clip import HFCLIPClassifier
 from omegaconf import OmegaConf
 from pico import Pico
+from places import CONFIG
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -44,7 +45,6 @@ TASK_ARITHMETIC = {
     "_target_": "fusion_bench.method.TaskArithmeticAlgorithm",
     "scaling_factor": 0.3,
 }
-CONFIG = Path(__file__).parents[1] / "config/method"
 METHODS = {
     "representation_surgery": (RepresentationSurgeryAlgorithm, RepresentationSurgerySettings),
     "prob_surgery": (ProbSurgeryAlgorithm, ProbSurgerySettings),
@@ -86,7 +86,7 @@ def trained(pico: Pico, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_config_mirrors_the_settings_one_to_one(method: str) -> None:
-    config = OmegaConf.to_container(OmegaConf.load(CONFIG / f"{method}.yaml"))
+    config = OmegaConf.to_container(OmegaConf.load(CONFIG / "method" / f"{method}.yaml"))
     assert isinstance(config, dict)
     own = {"defaults", "_target_", "merged_model", "plan_only", "output_dir"}
     assert {k: v for k, v in config.items() if k not in own} == METHODS[method][1]().as_dict()

@@ -17,6 +17,7 @@ import pytest
 from cells import collect
 from filelock import FileLock
 from pico import Pico
+from places import ROOT, SUPPORT
 
 from featcal_fusionbench.sweeps import cli
 from featcal_fusionbench.sweeps import sweep as sweep_module
@@ -30,7 +31,7 @@ from featcal_fusionbench.sweeps.preflight import (
     require_all,
 )
 
-FAKE = [sys.executable, str(Path(__file__).with_name("fake_fusion_bench.py"))]
+FAKE = [sys.executable, str(SUPPORT / "fake_fusion_bench.py")]
 TABLE = """
 defaults: [_clip, _self_]
 title: A table for tests
@@ -465,11 +466,10 @@ def test_a_row_through_the_real_command(conf: None, pico: Pico) -> None:
 @pytest.mark.cli
 @pytest.mark.slow
 def test_the_script_of_a_checkout_is_the_command(in_tmp_path: Path) -> None:
-    script = Path(__file__).parents[1] / "scripts/reproduce_table.py"
-    root = str(Path(__file__).parents[1])
+    script = ROOT / "scripts/reproduce_table.py"
     finished = subprocess.run(
         [sys.executable, str(script), "embedded_image", "--list"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         timeout=120,

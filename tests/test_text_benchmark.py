@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from places import CONFIG
 from rich.console import Console
 from safetensors.torch import save
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -533,9 +534,8 @@ def test_an_unknown_metric_is_refused() -> None:
 
 
 def test_both_yaml_files_name_the_tasks_and_their_metrics() -> None:
-    config = Path(__file__).parents[1] / "config"
-    pool: Any = OmegaConf.load(config / "modelpool/Seq2SeqLMPool/featcal_embedded_text.yaml")
-    tasks: Any = OmegaConf.load(config / "taskpool/featcal_embedded_text.yaml")
+    pool: Any = OmegaConf.load(CONFIG / "modelpool/Seq2SeqLMPool/featcal_embedded_text.yaml")
+    tasks: Any = OmegaConf.load(CONFIG / "taskpool/featcal_embedded_text.yaml")
     assert list(pool.models) == ["_pretrained_", *TASKS]
     for datasets in (pool.train_datasets, pool.test_datasets, tasks.test_datasets):
         assert [entry.task for entry in datasets.values()] == list(datasets) == list(TASKS)
