@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import copy
-import dataclasses
 import functools
 import json
 import os
@@ -30,10 +29,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-
-from featcal_fusionbench.mirror.architectures import pico_clip
-from featcal_fusionbench.mirror.models import expert_weights, write_base, write_expert
-from featcal_fusionbench.mirror.weights import generator
+from random_models.checkpoints import expert_weights, write_base, write_expert
+from random_models.shapes import ClipShape, Tower
+from random_models.weights import generator
 
 if TYPE_CHECKING:
     from fusion_bench.modelpool import CLIPVisionModelPool
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 TASKS = ("mnist", "svhn", "eurosat")
 NUM_CLASSES = 10
 # Without merges: a tokenizer of nothing but characters.
-SHAPE = dataclasses.replace(pico_clip(), merges=0)
+SHAPE = ClipShape(Tower(32, 64, 2, 2), merges=0)
 SPLITS = {"train": 48, "test": 40}
 
 _OFFLINE = {
@@ -275,10 +273,8 @@ def build_pico(root: Path, tasks: Iterable[str] = TASKS) -> Pico:
         The family's paths and runners.
     """
     pico = Pico(root, tuple(tasks))
-    pico.base.mkdir(parents=True)
     write_base(pico.base, SHAPE, "base", torch.float32)
     for task in pico.tasks:
-        pico.expert(task).mkdir(parents=True)
         write_expert(pico.expert(task), SHAPE, expert_weights(SHAPE, "base", task), torch.float32)
         _write_dataset(pico, task)
     _write_configs(pico)

@@ -11,22 +11,21 @@
 
 from __future__ import annotations
 
-import copy
-import os
 import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from mirror.glue import GLUE, glue_features, glue_rows
 from pico import run_fusion_bench
-from tiny import fill, randn
+from random_models.checkpoints import write_adapter, write_expert, write_processor
+from random_models.shapes import T5Shape
+from random_models.weights import departure, fill, save_weights
+from random_models.words import flan_t5_tokenizer as tokenizer
 
-from featcal_fusionbench.mirror.glue import GLUE, glue_features, glue_rows
-from featcal_fusionbench.mirror.words import flan_t5_tokenizer as tokenizer
-
+SHAPE = T5Shape(32, 8, 48, 2, 4, vocabulary=224)
 ROWS = {"train": 40, "validation": 24}
 
 
@@ -124,14 +123,15 @@ def build_pico_t5(root: Path) -> PicoT5:
         for task in GLUE
     }
     _write_glue(root / "glue", rows)
-    words = tokenizer()
-    base = _base(len(words))
-    _train(base, words, rows)
-    words.save_pretrained(pico.base)
-    base.save_pretrained(pico.base)
+    base = fill(SHAPE.model("cpu"))
+    _train(base, tokenizer(), rows)
+    write_processor(pico.base, SHAPE)
+    weights = dict(base.named_parameters())
+    save_weights(pico.base / "model.safetensors", weights, torch.float32)
     for task in GLUE:
-        _expert(base, task).save_pretrained(pico.expert(task))
-        _adapter(pico, task)
+        expert = {name: departure(name, value, task) for name, value in weights.items()}
+        write_expert(pico.expert(task), SHAPE, expert, torch.float32)
+        write_adapter(pico.adapter(task), SHAPE, str(pico.base), task)
     return pico
 
 
@@ -148,22 +148,6 @@ def _write_glue(path: Path, rows: dict[str, dict[str, list[dict[str, Any]]]]) ->
             data.to_parquet(path / file)
             card += [f"  - split: {name}", f"    path: {file}"]
     (path / "README.md").write_text("\n".join([*card, "---", ""]))
-
-
-def _base(vocabulary: int) -> Any:
-    from torch import nn
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(
-        vocab_size=-(-vocabulary // 32) * 32, d_model=32, d_kv=8, d_ff=48, num_layers=2,
-        num_heads=4, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
-        decoder_start_token_id=0, dropout_rate=0.0,
-    )  # fmt: skip
-    model = T5ForConditionalGeneration(config)
-    # transformers 5 unties a head only while it loads a checkpoint that has its own
-    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
-    fill(model)
-    return model
 
 
 def _train(model: Any, words: Any, rows: Any, steps: int = 100) -> None:
@@ -196,32 +180,3 @@ def _train(model: Any, words: Any, rows: Any, steps: int = 100) -> None:
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-
-
-def _expert(base: Any, task: str) -> Any:
-    expert = copy.deepcopy(base)
-    with torch.no_grad():
-        for name, value in expert.named_parameters():
-            size = 0.15 * value.std() if value.dim() > 1 else 0.02
-            value.add_(randn(*value.shape, key=f"{task}/{name}").float(), alpha=float(size))
-    return expert
-
-
-def _adapter(pico: PicoT5, task: str) -> None:
-    """Write an adapter as peft does after training on the base's path."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForSeq2SeqLM
-
-    base = AutoModelForSeq2SeqLM.from_pretrained(pico.base)
-    config = LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, lora_alpha=8, target_modules=["q", "v"])
-    model: Any = get_peft_model(base, config)
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if "lora_" in name:
-                value.copy_(0.2 * randn(*value.shape, key=f"{task}/{name}"))
-    model.save_pretrained(pico.adapter(task))
-
-
-if __name__ == "__main__":
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    build_pico_t5(Path(sys.argv[1]))

@@ -19,10 +19,12 @@ import torch
 from fusion_bench.models.linearized.linearized_model_utils import LinearizedModelWraper
 from omegaconf import OmegaConf
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+from random_models.shapes import ClipShape, T5Shape, Tower
+from random_models.weights import fill
 from safetensors.torch import load_file, save_file
-from tiny import fill, randn
+from tiny import randn
 from torch import Tensor, nn
-from transformers import CLIPVisionConfig, CLIPVisionModel, T5Config, T5ForConditionalGeneration
+from transformers import CLIPVisionModel, T5ForConditionalGeneration
 
 from featcal_fusionbench.errors import ModelPoolError
 from featcal_fusionbench.modelpool import load_lora_model
@@ -40,18 +42,8 @@ QVF = ["q_proj", "v_proj", "fc1"]
 def make(kind: str) -> Any:
     """A tiny base, always with the same weights: `clip`, `t5` with a tied head, or `flan-t5`."""
     if kind == "clip":
-        config = CLIPVisionConfig(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-            image_size=16, patch_size=8,
-        )  # fmt: skip
-        return fill(CLIPVisionModel(config))
-    shape = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1}
-    ties: dict[str, Any] = {"tie_word_embeddings": kind == "t5", "decoder_start_token_id": 0}
-    model: Any = T5ForConditionalGeneration(T5Config(**shape, num_heads=4, **ties))
-    if kind == "flan-t5":
-        # transformers 5 unties a head only while it loads a checkpoint that has its own
-        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
-    return fill(model)
+        return fill(ClipShape(Tower(32, 64, 2, 2)).vision_model())
+    return fill(T5Shape(16, 4, 24, 1, 4, vocabulary=40, tied=kind == "t5").model("cpu"))
 
 
 def tower() -> Any:

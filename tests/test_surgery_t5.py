@@ -10,9 +10,9 @@ import pytest
 import torch
 from pico import run_fusion_bench
 from pico_t5 import GLUE, PicoT5, tokenizer
-from tiny import fill
+from random_models.shapes import T5Shape
+from random_models.weights import fill
 from torch import Tensor, nn
-from transformers import T5Config, T5ForConditionalGeneration
 
 from featcal_fusionbench.architectures.t5 import answer_greedily
 from featcal_fusionbench.baselines import RepresentationSurgerySettings, SurgeryModule
@@ -51,12 +51,7 @@ def corrected(model: nn.Module, tasks: tuple[str, ...] = ("cola", "glue-sst2")) 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_correction_is_of_what_the_head_reads(tied: bool) -> None:
-    config = T5Config(
-        vocab_size=256, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
-        tie_word_embeddings=tied, decoder_start_token_id=0, dropout_rate=0.0,
-    )  # fmt: skip
-    model = T5ForConditionalGeneration(config).eval()
-    fill(model)
+    model = fill(T5Shape(32, 8, 48, 2, 4, vocabulary=256, tied=tied).model("cpu"))
     read = torch.tensor([[0, 5, 9], [0, 7, 0]])
     batch = {**inputs(), "decoder_input_ids": read, "use_cache": False,
              "decoder_attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]])}  # fmt: skip

@@ -351,6 +351,7 @@ def test_the_hubs_cache_and_the_data_sets_cache_are_looked_into(
     assert place(Kind.DATASET, "some/images", "train[:10]") is Place.CACHED
     assert place(Kind.DATASET, "some/images", "motion_blur") is Place.MISSING
     assert place(Kind.DATASET, "some/others") is Place.MISSING
+    assert check_sources([Source(Kind.UNKNOWN, "some.loader")]) == []
 
 
 def test_the_hub_is_asked_once_per_repository_and_not_after_it_was_silent(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from pico_t5 import tokenizer
+from random_models.shapes import T5Shape
 from reference import Reference
 from tiny import Family, family, hooks_of, largest_difference, randn, tensors_of
 from torch import Tensor, nn
-from transformers import T5Config, T5ForConditionalGeneration
 
 from featcal_fusionbench.architectures import ItemCheck, architecture_of
 from featcal_fusionbench.architectures.t5 import T5, TokenRows, answer_greedily, t5_rows
@@ -36,15 +36,8 @@ ANSWERS = {"a": (3, 1, 2, 4), "b": (1, 2, 3), "c": (2, 2, 1, 4, 3)}
 
 def t5(*, tied: bool = False, gated: bool = True, vocabulary: int = 64) -> Any:
     """Two blocks on either side; as FLAN-T5 unless its head is to be tied."""
-    config = T5Config(
-        vocab_size=vocabulary, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_decoder_layers=2,
-        num_heads=4, feed_forward_proj="gated-gelu" if gated else "relu",
-        tie_word_embeddings=tied, decoder_start_token_id=0, use_cache=False,
-    )  # fmt: skip
-    model = T5ForConditionalGeneration(config)
-    if not tied:  # transformers 5 unties a head only while it loads a checkpoint that has its own
-        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
-    return model
+    shape = T5Shape(16, 4, 24, 2, 4, vocabulary, tied, gated)
+    return shape.model("cpu", use_cache=False)
 
 
 @lru_cache

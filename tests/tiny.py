@@ -7,12 +7,13 @@ initialisation, and are large enough for attention and activations to matter.
 from __future__ import annotations
 
 import copy
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from random_models.shapes import ClipShape, T5Shape, Tower
+from random_models.weights import departure, fill, generator
 from torch import Tensor, nn
 
 from featcal_fusionbench.calibration import (
@@ -72,27 +73,9 @@ class Family:
         return model, calibrate(model, self.base, self.weights, data, plan, chosen)
 
 
-def generator(*keys: object) -> torch.Generator:
-    """A generator seeded by names."""
-    return torch.Generator().manual_seed(zlib.crc32("/".join(map(str, keys)).encode()))
-
-
 def randn(*shape: int, key: object) -> Tensor:
     """Standard normal float64 numbers that depend on the key alone."""
     return torch.randn(shape, generator=generator(key), dtype=torch.float64)
-
-
-def fill(model: nn.Module) -> nn.Module:
-    """Overwrite every parameter: norms near 1, biases and matrices of a sensible size."""
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            noise = randn(*value.shape, key=name)
-            if value.dim() > 1:
-                scale = 0.5 if "embed" in name or "shared" in name else value[0].numel() ** -0.5
-                value.copy_(scale * noise)
-            else:
-                value.copy_((1.0 if name.endswith("weight") else 0.0) + 0.1 * noise)
-    return model.eval()
 
 
 def family(
@@ -112,8 +95,7 @@ def family(
         for task in tasks:
             expert = experts[task] = copy.deepcopy(base)
             for name, value in expert.named_parameters():
-                size = 0.3 * value.std() if value.dim() > 1 else 0.05
-                value.add_(randn(*value.shape, key=f"{task}/{name}"), alpha=float(size))
+                value.copy_(departure(name, value, task, step=0.3, shift=0.05))
                 vector = value - base.get_parameter(name)
                 merged.get_parameter(name).add_(vector, alpha=scaling)
     weights = {name: value.clone() for name, value in base.state_dict().items()}
@@ -181,13 +163,7 @@ _TEXT: dict[str, Any] = {"vocab_size": 64, "hidden_size": 16, "intermediate_size
 
 def clip(layers: int = 2) -> nn.Module:
     """A CLIP vision tower of 5 tokens."""
-    from transformers import CLIPVisionConfig, CLIPVisionModel
-
-    config = CLIPVisionConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2,
-        projection_dim=8, image_size=16, patch_size=8,
-    )  # fmt: skip
-    return CLIPVisionModel(config)
+    return ClipShape(Tower(16, 32, layers, 2), projection=8).vision_model()
 
 
 def clip_modules(model: nn.Module) -> list[list[str]]:
@@ -249,13 +225,8 @@ def dinov2() -> nn.Module:
 
 def t5() -> nn.Module:
     """An encoder-decoder with tied embeddings, gated MLPs and relative positions."""
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(
-        vocab_size=64, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_decoder_layers=2,
-        num_heads=4, feed_forward_proj="gated-gelu", decoder_start_token_id=0, use_cache=False,
-    )  # fmt: skip
-    return T5ForConditionalGeneration(config)
+    shape = T5Shape(16, 4, 24, 2, 4, vocabulary=64, tied=True)
+    return shape.model("cpu", use_cache=False)
 
 
 # --- models of our own -----------------------------------------------------------------------

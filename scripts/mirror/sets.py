@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
-from .needs import CORRUPTIONS, Selection
+from dataclasses import dataclass
 
-__all__ = ["DEFAULT_SET", "SETS"]
+__all__ = ["CORRUPTIONS", "DEFAULT_SET", "SETS", "Selection"]
+
+CORRUPTIONS = (
+    "contrast",
+    "gaussian_noise",
+    "impulse_noise",
+    "jpeg_compression",
+    "motion_blur",
+    "pixelate",
+    "spatter",
+)
+"""Splits of corrupted images; FusionBench's robustness configs list them in a comment."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A model pool and a task pool, as on the command line of ``fusion_bench``.
+
+    Attributes:
+        modelpool: What stands behind ``modelpool=``.
+        taskpool: What stands behind ``taskpool=``.
+        overrides: Further overrides of either.
+    """
+
+    modelpool: str
+    taskpool: str
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The arguments of ``fusion_bench`` that select this."""
+        return (f"modelpool={self.modelpool}", f"taskpool={self.taskpool}", *self.overrides)
+
+    @property
+    def method(self) -> str:
+        """The method that calibrates such models by default."""
+        t5 = self.modelpool.startswith("Seq2SeqLMPool")
+        return "featcal/flan_t5_task_arithmetic" if t5 else "featcal"
 
 
 def _clip(model: str, tasks: str, *overrides: str) -> Selection:

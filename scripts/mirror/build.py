@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from random_models import checkpoints
+from random_models.shapes import SHAPES, ClipShape, Size
 from rich.progress import Progress
 
-from .architectures import ClipShape, Size, architecture
-from .errors import MirrorError
 from .glue import GLUE, glue_features, glue_rows, glue_splits
 from .home import Home
 from .images import class_names, image_features, image_rows
-from .models import expert_weights, write_adapter, write_base, write_expert, write_processor
-from .needs import CORRUPTIONS, DatasetNeed, ModelNeed, Needs, Selection, read_needs
+from .needs import DatasetNeed, MirrorError, ModelNeed, is_glue, read_needs
+from .sets import CORRUPTIONS, Selection
 
 __all__ = ["Mirror", "MirrorSettings"]
 
@@ -71,18 +71,26 @@ class Mirror:
         self.selections = tuple(selections)
         self.settings = settings
         before = self.home.read()
-        needs = Needs.from_json(before["needs"]) if before else Needs()
         if before and before["settings"] != dataclasses.asdict(settings):
             changed = ", ".join(f"{key}={value}" for key, value in before["settings"].items())
             raise MirrorError(
                 f"{self.home.directory} is a mirror with {changed}: delete it, choose another "
                 "directory, or use these settings to add to it."
             )
-        self.needs = functools.reduce(Needs.__or__, map(read_needs, self.selections), needs)
+        earlier = before["selections"] if before else []
+        self._all = list(
+            dict.fromkeys([*(Selection(p, t, tuple(o)) for p, t, o in earlier), *selections])
+        )
+        self.needs = read_needs(self._all)
+        self._shapes = SHAPES[settings.size]
         for need in self.needs.models.values():
-            architecture(need.base, settings.size)
+            if need.base not in self._shapes:
+                raise MirrorError(
+                    f"the shape of {need.base} is unknown: a mirror can hold "
+                    f"{', '.join(self._shapes)} and what was fine-tuned from them."
+                )
         for (dataset, config), need in self.needs.datasets.items():
-            if not _is_glue(dataset):
+            if not is_glue(dataset):
                 class_names(need.task)
             elif config not in GLUE:
                 raise MirrorError(f"{config!r} is none of GLUE's text tasks.")
@@ -111,7 +119,7 @@ class Mirror:
         total = 0
         for need in self.missing_models.values():
             if need.kind in ("base", "expert"):
-                shape = architecture(need.base, self.settings.size)
+                shape = self._shapes[need.base]
                 model: Any = shape.model()
                 if need.kind == "expert" and isinstance(shape, ClipShape):
                     model = model.vision_model
@@ -137,7 +145,10 @@ class Mirror:
                 "the precision (dtype=bfloat16)."
             )
         self.home.mark(
-            {"settings": dataclasses.asdict(self.settings), "needs": self.needs.to_json()}
+            {
+                "settings": dataclasses.asdict(self.settings),
+                "selections": [dataclasses.astuple(selection) for selection in self._all],
+            }
         )
         for name, need in progress.track(models.items(), len(models), description="models"):
             recipe = self._model_recipe(need)
@@ -157,39 +168,31 @@ class Mirror:
         return [_FORMAT, need.task, list(need.splits), settings.rows, settings.image_size]
 
     def _write_model(self, name: str, need: ModelNeed, path: Path) -> None:
-        shape = architecture(need.base, self.settings.size)
+        shape = self._shapes[need.base]
         if need.kind == "processor":
-            write_processor(path, shape)
+            checkpoints.write_processor(path, shape)
         elif need.kind == "base":
-            write_base(path, shape, name, self._dtype)
+            checkpoints.write_base(path, shape, name, self._dtype)
         elif need.kind == "adapter":
-            write_adapter(path, shape, need.base, name)
+            checkpoints.write_adapter(path, shape, need.base, name)
         else:
-            write_expert(path, shape, expert_weights(shape, need.base, name), self._dtype)
+            weights = checkpoints.expert_weights(shape, need.base, name)
+            checkpoints.write_expert(path, shape, weights, self._dtype)
 
     def _add_dataset(self, dataset: str, config: str, need: DatasetNeed) -> None:
-        settings, recipe = self.settings, self._dataset_recipe(need)
-        if _is_glue(dataset):
+        count, size = self.settings.rows, self.settings.image_size
+        if is_glue(dataset):
+            features = glue_features(config)
             rows = {
-                split: functools.partial(glue_rows, config, split, settings.rows)
+                split: functools.partial(glue_rows, config, split, count)
                 for split in glue_splits(config)
             }
-            self.home.add_dataset(dataset, config, recipe, glue_features(config), rows)
-            return
-        rows = {
-            split: functools.partial(
-                image_rows,
-                dataset,
-                need.task,
-                split,
-                count=settings.rows,
-                size=settings.image_size,
-                noise=80 if split in CORRUPTIONS else 20,
-            )
-            for split in need.splits
-        }
-        self.home.add_dataset(dataset, config, recipe, image_features(dataset, need.task), rows)
-
-
-def _is_glue(dataset: str) -> bool:
-    return dataset.rpartition("/")[2] == "glue"
+        else:
+            features = image_features(dataset, need.task)
+            rows = {
+                split: functools.partial(
+                    image_rows, dataset, need.task, split, count, size, split in CORRUPTIONS
+                )
+                for split in need.splits
+            }
+        self.home.add_dataset(dataset, config, self._dataset_recipe(need), features, rows)

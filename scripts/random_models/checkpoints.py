@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .architectures import Architecture, ClipShape, T5Shape
+from .shapes import ClipShape, Shape
 from .weights import departure, generator, random_weights, save_weights
 from .words import write_clip_processor, write_flan_t5_tokenizer
 
@@ -21,20 +21,20 @@ __all__ = ["expert_weights", "write_adapter", "write_base", "write_expert", "wri
 _VISION = "vision_model."
 
 
-def write_processor(path: Path, shape: Architecture) -> None:
+def write_processor(path: Path, shape: Shape) -> None:
     """Write a base's processor, or its tokenizer."""
+    _write_config(path, shape)
     if isinstance(shape, ClipShape):
         write_clip_processor(path, shape)
     else:
         write_flan_t5_tokenizer(path)
-    _write_config(path, shape)
 
 
-def write_base(path: Path, shape: Architecture, key: str, dtype: torch.dtype) -> None:
+def write_base(path: Path, shape: Shape, key: str, dtype: torch.dtype) -> None:
     """Write a whole model with its processor or tokenizer.
 
     Args:
-        path: An empty directory.
+        path: Its directory.
         shape: The shape.
         key: Which weights.
         dtype: Their precision.
@@ -43,7 +43,7 @@ def write_base(path: Path, shape: Architecture, key: str, dtype: torch.dtype) ->
     save_weights(path / "model.safetensors", random_weights(shape.model(), key), dtype)
 
 
-def expert_weights(shape: Architecture, base: str, key: str) -> dict[str, Tensor]:
+def expert_weights(shape: Shape, base: str, key: str) -> dict[str, Tensor]:
     """Weights some way off the base's: of CLIP the vision tower's.
 
     Args:
@@ -59,12 +59,12 @@ def expert_weights(shape: Architecture, base: str, key: str) -> dict[str, Tensor
 
 
 def write_expert(
-    path: Path, shape: Architecture, weights: Mapping[str, Tensor], dtype: torch.dtype
+    path: Path, shape: Shape, weights: Mapping[str, Tensor], dtype: torch.dtype
 ) -> None:
     """Write a model fine-tuned from a base: of CLIP the vision tower, as published.
 
     Args:
-        path: An empty directory.
+        path: Its directory.
         shape: The base's shape.
         weights: Weights by name.
         dtype: Their precision in the file.
@@ -72,17 +72,18 @@ def write_expert(
     if isinstance(shape, ClipShape):
         config: Any = shape.config().vision_config
         content = config.to_dict() | {"architectures": ["CLIPVisionModel"]}
+        path.mkdir(parents=True, exist_ok=True)
         (path / "config.json").write_text(json.dumps(content))
     else:
         _write_config(path, shape)
     save_weights(path / "model.safetensors", weights, dtype)
 
 
-def write_adapter(path: Path, shape: Architecture, base: str, key: str) -> None:
+def write_adapter(path: Path, shape: Shape, base: str, key: str) -> None:
     """Write a LoRA adapter of rank 16 in float32, as peft does after training.
 
     Args:
-        path: An empty directory.
+        path: Its directory.
         shape: The base's shape.
         base: The base's hub id.
         key: Which adapter.
@@ -90,11 +91,11 @@ def write_adapter(path: Path, shape: Architecture, base: str, key: str) -> None:
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
     model: Any = shape.model()
-    if isinstance(shape, T5Shape):
-        kind, targets = "SEQ_2_SEQ_LM", ["q", "v"]
-    else:
+    if isinstance(shape, ClipShape):
         # the published ones were trained on the transformer inside the tower
         kind, targets, model = None, ["q_proj", "v_proj"], model.vision_model
+    else:
+        kind, targets = "SEQ_2_SEQ_LM", ["q", "v"]
     config = LoraConfig(task_type=kind, r=16, lora_alpha=32, target_modules=targets)
     adapted = get_peft_model(model, config, low_cpu_mem_usage=True)
     weights = {
@@ -107,7 +108,8 @@ def write_adapter(path: Path, shape: Architecture, base: str, key: str) -> None:
     save_weights(path / "adapter_model.safetensors", weights, torch.float32)
 
 
-def _write_config(path: Path, shape: Architecture) -> None:
+def _write_config(path: Path, shape: Shape) -> None:
+    """Write the whole model's config; directories that are missing are made."""
     config = shape.config()
     config.architectures = [type(shape.model()).__name__]
     config.save_pretrained(path)

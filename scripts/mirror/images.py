@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from datasets import ClassLabel, Features, Image, Value
 from PIL import Image as PILImage
+from random_models.weights import generator
 
-from .errors import MirrorError
-from .weights import generator
+from .needs import MirrorError
 
 __all__ = ["class_names", "image_features", "image_rows"]
 
@@ -97,7 +97,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def image_rows(
-    dataset: str, task: str, split: str, count: int, size: int, noise: float
+    dataset: str, task: str, split: str, count: int, size: int, corrupted: bool
 ) -> Iterator[dict[str, Any]]:
     """Images whose colour and stripes tell the class.
 
@@ -107,7 +107,7 @@ def image_rows(
         split: Name of the split; another one has other images.
         count: Number of images. Their classes are the first ones, in turn.
         size: Height and width in pixels.
-        noise: Standard deviation of the noise on each pixel, of 255.
+        corrupted: Whether there is much noise on each pixel.
     """
     columns = _PUBLISHED.get(dataset, _Columns())
     classes = len(class_names(task))
@@ -115,7 +115,7 @@ def image_rows(
     for index in range(count):
         label = index % classes
         pixels = _pattern(label, classes, size, chance.uniform(0, 2 * math.pi))
-        pixels = pixels + chance.normal(0, noise, pixels.shape)
+        pixels = pixels + chance.normal(0, 80 if corrupted else 20, pixels.shape)
         image = PILImage.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert(columns.mode)
         is_bool = columns.plain_label == "bool"
         row = {columns.image: image, columns.label: bool(label) if is_bool else label}

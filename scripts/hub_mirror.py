@@ -1,11 +1,12 @@
-r"""``python -m featcal_fusionbench.mirror``: make a mirror and say how to run against it.
+#!/usr/bin/env python
+r"""Make a mirror of the hub with random weights and say how to run against it.
 
 The paper's main setting, with random weights of the true shape (3.2 GB), then all sizes of tables
 with tiny models, then pools of one's choice::
 
-    python -m featcal_fusionbench.mirror DIRECTORY
-    python -m featcal_fusionbench.mirror DIRECTORY --size pico --set clip-b32 --set flan-t5-base
-    python -m featcal_fusionbench.mirror DIRECTORY \
+    python scripts/hub_mirror.py DIRECTORY
+    python scripts/hub_mirror.py DIRECTORY --size pico --set clip-b32 --set flan-t5-base
+    python scripts/hub_mirror.py DIRECTORY \
         --modelpool CLIPVisionModelPool/clip-vit-large-patch14_TALL20 \
         --taskpool CLIPVisionModelTaskPool/clip-vit-classification_TALL20 \
         --override taskpool.base_model=openai/clip-vit-large-patch14
@@ -18,19 +19,18 @@ import shlex
 import sys
 from pathlib import Path
 
+from mirror import Mirror, MirrorError, MirrorSettings, Selection
+from mirror.home import WARNING
+from mirror.sets import DEFAULT_SET, SETS
 from rich.console import Console
 from rich.filesize import decimal
 
 from featcal_fusionbench.benchmark.progress import build_progress
-from featcal_fusionbench.mirror import Mirror, MirrorError, MirrorSettings, Selection
-from featcal_fusionbench.mirror.home import WARNING
-from featcal_fusionbench.mirror.sets import DEFAULT_SET, SETS
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line; `selections` and `settings` of the result are what it asks for."""
     parser = argparse.ArgumentParser(
-        prog="python -m featcal_fusionbench.mirror",
         description="Make a local mirror of the Hugging Face hub with random weights and made-up "
         "data, so that FusionBench's unchanged configs run without a network. What a mirror holds "
         "is kept: call it again to add to it.",

@@ -14,10 +14,10 @@ from datasets.arrow_writer import ArrowWriter
 from datasets.naming import camelcase_to_snakecase, filename_prefix_for_split
 from huggingface_hub.constants import REPO_ID_SEPARATOR
 
-from ..benchmark.storage import atomic_directory
-from ..report.errors import ReportError
-from ..report.files import read_json, write_json, write_text
-from .errors import MirrorError
+from featcal_fusionbench.benchmark.storage import atomic_directory
+from featcal_fusionbench.report.files import write_json, write_text
+
+from .needs import MirrorError
 
 __all__ = ["WARNING", "Home", "Rows"]
 
@@ -69,8 +69,8 @@ class Home:
         if not self._marker.exists():
             return None
         try:
-            return read_json(self._marker)["mirror"]
-        except (ReportError, KeyError, TypeError) as error:
+            return json.loads(self._marker.read_text())["mirror"]
+        except (ValueError, KeyError, TypeError) as error:
             raise MirrorError(f"{self._marker} is damaged: delete {self.directory}.") from error
 
     def mark(self, content: Any) -> None:

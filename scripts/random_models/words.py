@@ -12,10 +12,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .architectures import ClipShape
-from .glue import WORDS
+from .shapes import ClipShape
 
-__all__ = ["flan_t5_tokenizer", "write_clip_processor", "write_flan_t5_tokenizer"]
+__all__ = ["WORDS", "flan_t5_tokenizer", "write_clip_processor", "write_flan_t5_tokenizer"]
+
+WORDS = (
+    "the film is good bad cat dog runs sleeps question answered by text or not a red blue house "
+    "in under over it was never always seen read told"
+).split()
+"""Words of made-up sentences."""
 
 _SPECIAL = ("<pad>", "</s>", "<unk>")
 _T5_PIECES = 220
