@@ -14,7 +14,7 @@ from places import CONFIG
 
 MAIN_GROUPS = ("method", "modelpool", "taskpool")
 # A name that starts with an underscore is a part for other configs, as in FusionBench. Those of
-# tables are no options of the command: tests/test_experiments.py composes them.
+# tables are no options of the command: test_experiments.py composes them.
 SHIPPED = sorted(
     file.relative_to(CONFIG).with_suffix("").as_posix()
     for file in CONFIG.rglob("*.yaml")
