@@ -36,19 +36,19 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import torch
+from random_models import shapes
+from random_models.weights import departure, fill, save_weights
 from rich.console import Console
 from rich.table import Table
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-from transformers import CLIPVisionConfig, CLIPVisionModel, T5Config, T5ForConditionalGeneration
 
 from featcal_fusionbench.architectures import Architecture
 from featcal_fusionbench.architectures.clip_vision import ClipVision
@@ -78,7 +78,6 @@ class Shape:
         depths: Number of its blocks, by stack in forward order.
         make: Makes a random model with so many blocks per stack.
         draw: Draws so many random inputs.
-        rules: Row weights.
         architecture: Row weights, and what paused forwards may let go.
     """
 
@@ -88,40 +87,22 @@ class Shape:
     architecture: Architecture
 
 
-def _clip(hidden: int, intermediate: int, heads: int, patch: int, depth: int) -> Shape:
+def _clip(shape: shapes.ClipShape) -> Shape:
     def make(blocks: int) -> Any:
-        return CLIPVisionModel(
-            CLIPVisionConfig(
-                hidden_size=hidden,
-                intermediate_size=intermediate,
-                num_attention_heads=heads,
-                image_size=224,
-                patch_size=patch,
-                num_hidden_layers=blocks,
-            )
-        )
+        return replace(shape, vision=replace(shape.vision, layers=blocks)).vision_model()
 
     def draw(count: int, generator: torch.Generator) -> Inputs:
-        return {"pixel_values": torch.randn(count, 3, 224, 224, generator=generator)}
+        size = shape.image_size
+        return {"pixel_values": torch.randn(count, 3, size, size, generator=generator)}
 
-    return Shape((depth,), make, draw, ClipVision())
+    return Shape((shape.vision.layers,), make, draw, ClipVision())
 
 
-def _t5(
-    width: int, inner: int, heads: int, depth: int, tokens: int = 128, answer: int = 4
-) -> Shape:
+def _t5(shape: shapes.T5Shape, tokens: int = 128, answer: int = 4) -> Shape:
     vocabulary = 1024
 
     def make(blocks: int) -> Any:
-        config = T5Config(
-            vocab_size=vocabulary,
-            d_model=width,
-            d_ff=inner,
-            num_heads=heads,
-            num_layers=blocks,
-            feed_forward_proj="gated-gelu",
-        )
-        return T5ForConditionalGeneration(config)
+        return replace(shape, layers=blocks, vocabulary=vocabulary).model("cpu")
 
     def draw(count: int, generator: torch.Generator) -> Inputs:
         ids, read = (
@@ -136,14 +117,12 @@ def _t5(
             "use_cache": False,
         }
 
-    return Shape((depth, depth), make, draw, T5())
+    return Shape((shape.layers, shape.layers), make, draw, T5())
 
 
 SHAPES = {
-    "clip-vit-base-patch32": _clip(768, 3072, 12, 32, depth=12),
-    "clip-vit-large-patch14": _clip(1024, 4096, 16, 14, depth=24),
-    "flan-t5-base": _t5(768, 2048, 12, depth=12),
-    "flan-t5-large": _t5(1024, 2816, 16, depth=24),
+    name.rpartition("/")[2]: _clip(shape) if isinstance(shape, shapes.ClipShape) else _t5(shape)
+    for name, shape in shapes.SHAPES["true"].items()
 }
 # The speed of one core in float32 at which the project's targets in CPU-seconds are stated.
 REFERENCE_FLOPS = 148e9
@@ -265,18 +244,16 @@ def matmul_rate(dtype: torch.dtype, device: torch.device, threads: int) -> float
 
 
 def lay_down_expert(
-    base: Mapping[str, Tensor], unread: Sequence[str], seed: int, path: Path
+    base: Mapping[str, Tensor], unread: Sequence[str], path: Path
 ) -> SafetensorsWeights:
-    """Write an expert, the base and some noise, without the blocks that nothing will read."""
-    generator = torch.Generator().manual_seed(seed)
+    """Write an expert, some way off the base, without the blocks that nothing will read."""
     skipped = tuple(f"{block}." for block in unread)
     tensors = {
-        name: value
-        + 0.02 * torch.randn(value.shape, generator=generator) * value.std().nan_to_num(0)
+        name: departure(name, value, path.stem)
         for name, value in base.items()
         if not name.startswith(skipped)
     }
-    save_file(tensors, path)
+    save_weights(path, tensors, torch.float32)
     return SafetensorsWeights(read_header(path))
 
 
@@ -289,18 +266,17 @@ def available_memory(device: torch.device) -> int:
 
 def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """One calibration, measured; the experts' files go into the directory."""
-    torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     shape = SHAPES[options.shape]
-    merged = cast(nn.Module, shape.make(options.blocks).eval().requires_grad_(False))
+    merged = fill(shape.make(options.blocks)).requires_grad_(False)
     base = {k: v.clone() for k, v in merged.state_dict().items() if v.is_floating_point()}
     blocks = find_blocks(merged)
     first = options.first or options.blocks
     chosen = [name for name in blocks if int(name.rpartition(".")[2]) < first]
     unread = [name for name in blocks if name not in chosen] if len(shape.depths) == 1 else []
     experts = {
-        f"task{i}": lay_down_expert(base, unread, i, directory / f"task{i}.safetensors")
+        f"task{i}": lay_down_expert(base, unread, directory / f"task{i}.safetensors")
         for i in range(options.tasks)
     }
     data = {

@@ -46,6 +46,7 @@ class Kind(Enum):
     PROCESSOR = "processor"
     DATASET = "data set"
     DIRECTORY = "directory"
+    UNKNOWN = "entry of an unknown form"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Source:
 
     Attributes:
         kind: What it is.
-        id: Its path or hub id.
+        id: Its path or hub id; of an entry of an unknown form, what loads it.
         name: Configuration of a data set; empty: the default one.
         split: Split of a data set.
         setting: Where the configuration names it: what to override to have it elsewhere.
@@ -113,38 +114,53 @@ def _pool_sources(group: str, content: Mapping[str, Any]) -> Iterator[Source]:
         setting = f"{group}.{name}"
         if name == "models":
             for model, entry in value.items():
-                yield from _model(entry, f"{setting}.{model}")
+                yield from _entry(Kind.MODEL, entry, f"{setting}.{model}")
         elif name in ("base_model", "clip_model"):
-            yield from _model(value, setting)
+            yield from _entry(Kind.MODEL, value, setting)
         elif name in ("processor", "data_processor", "tokenizer"):
-            yield from _processor(value, setting)
+            yield from _entry(Kind.PROCESSOR, value, setting)
         elif name.endswith("_datasets"):
             for task, entry in (value or {}).items():
                 yield from _dataset(entry, f"{setting}.{task}")
-    if "FlanT5GLUE" in str(content.get("_target_", content.get("type"))):
+    kind = str(content.get("type") or content.get("_target_"))
+    if "FlanT5GLUE" in kind:
         for entry in content["tasks"]:
             of = entry["dataset"]
             # the task pool itself knows where GLUE is: `glue` in the current directory, or the hub
             yield Source(Kind.DATASET, "glue", of["name"], of["split"], "the directory ./glue")
+    elif kind == "clip_vit_classification":
+        for entry in content["tasks"]:
+            of = entry["dataset"]
+            yield Source(Kind.DATASET, of["name"], split=of["split"], setting=f"{group}.tasks")
+    elif "type" in content:
+        yield Source(Kind.UNKNOWN, kind, setting=f"{group}.type")
 
 
-def _model(entry: Any, setting: str) -> Iterator[Source]:
+# Where models, tokenizers and processors are named; a base before what adapts it.
+_KEYS = (
+    "pretrained_model_name_or_path",
+    "base_model_path",
+    "base_model_name",
+    "peft_model_path",
+    "peft_name",
+)
+
+
+def _entry(kind: Kind, entry: Any, setting: str) -> Iterator[Source]:
+    """What an entry of a model or a processor names."""
     if isinstance(entry, str):
-        yield Source(Kind.MODEL, entry, setting=setting)
+        yield Source(kind, entry, setting=setting)
     elif isinstance(entry, Mapping):
-        for key in ("pretrained_model_name_or_path", "base_model_path", "peft_model_path"):
-            if isinstance(entry.get(key), str):
-                yield Source(Kind.MODEL, entry[key], setting=f"{setting}.{key}")
-
-
-def _processor(entry: Any, setting: str) -> Iterator[Source]:
-    if isinstance(entry, str):
-        yield Source(Kind.PROCESSOR, entry, setting=setting)
-    elif isinstance(entry, Mapping):
-        for key in ("pretrained_model_name_or_path", "directory"):
-            if isinstance(entry.get(key), str):
-                kind = Kind.DIRECTORY if key == "directory" else Kind.PROCESSOR
-                yield Source(kind, entry[key], setting=f"{setting}.{key}")
+        keys = [key for key in _KEYS if isinstance(entry.get(key), str)]
+        if "load_fft_vision_model_hf" in str(entry.get("_target_")):
+            # elsewhere a model's name need not be one on the hub
+            keys.append("model_name")
+        for key in keys:
+            yield Source(kind, entry[key], setting=f"{setting}.{key}")
+        if isinstance(entry.get("directory"), str):
+            yield Source(Kind.DIRECTORY, entry["directory"], setting=f"{setting}.directory")
+        elif not keys:
+            yield _unknown(entry, setting)
 
 
 def _dataset(entry: Any, setting: str) -> Iterator[Source]:
@@ -153,25 +169,43 @@ def _dataset(entry: Any, setting: str) -> Iterator[Source]:
         return
     if not isinstance(entry, Mapping):
         return
-    target = str(entry.get("_target_", ""))
+    function = str(entry.get("_target_")).rpartition(".")[2]
     split = str(entry.get("split") or "")
-    if target.endswith("load_glue_dataset"):
-        path = entry.get("path", "glue")
-        yield Source(Kind.DATASET, path, entry["name"], split, f"+{setting}.path")
+    if function == "train_validation_split":
+        yield from _dataset(entry["dataset"], f"{setting}.dataset")
+    elif function in _KNOWN_PATHS:
+        path = entry.get("path", _KNOWN_PATHS[function])
+        yield Source(Kind.DATASET, path, entry.get("name", ""), split, f"+{setting}.path")
+    elif isinstance(entry.get("directory"), str):
+        yield Source(Kind.DIRECTORY, entry["directory"], setting=f"{setting}.directory")
     elif isinstance(entry.get("path"), str):
         name = str(entry.get("name") or "")
         yield Source(Kind.DATASET, entry["path"], name, split, f"{setting}.path")
-    elif isinstance(entry.get("directory"), str):
-        yield Source(Kind.DIRECTORY, entry["directory"], setting=f"{setting}.directory")
+    elif function == "load_dataset" and entry.get("_args_"):
+        path, name = [*entry["_args_"], entry.get("name") or ""][:2]
+        yield Source(Kind.DATASET, path, name, split, f"{setting}._args_")
+    else:
+        yield _unknown(entry, setting)
+
+
+# Loaders that know where their data are.
+_KNOWN_PATHS = {"load_glue_dataset": "glue", "load_fer2013": "clip-benchmark/wds_fer2013"}
+
+
+def _unknown(entry: Mapping[str, Any], setting: str) -> Source:
+    return Source(Kind.UNKNOWN, str(entry.get("_target_", dict(entry))), setting=setting)
 
 
 def check_sources(sources: Iterable[Source]) -> list[Found]:
     """Look for every source: as a local path, in the caches, on the hub; each one once.
 
     The hub is asked unless ``HF_HUB_OFFLINE`` is set, and not again once it did not answer.
+    Entries of an unknown form are left to what loads them.
     """
     settings: dict[Source, list[str]] = {}
     for source in sources:
+        if source.kind is Kind.UNKNOWN:
+            continue
         key = Source(source.kind, source.id, source.name, source.split)
         named = settings.setdefault(key, [])
         if source.setting not in named:
