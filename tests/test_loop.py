@@ -393,15 +393,15 @@ class Centres(Kind):
     def cost(self, group: Group) -> Cost:
         return Cost(0.0, 6 * group.leader.rows, 0.0, 12, 0)
 
-    def new_sums(self, *_: Any) -> Sums:
-        return CentreSums()
+    def new_sums(self, group: Group, *_: Any) -> Sums:
+        return CentreSums(group.leader.name)
 
 
 class CentreSums(Sums, System):
     """Sums that are their own system."""
 
-    def __init__(self) -> None:
-        self.rows, self.tasks = 0, 0
+    def __init__(self, name: str) -> None:
+        self.name, self.rows, self.tasks = name, 0, 0
         self.total, self.gain = torch.zeros(2, 6, dtype=torch.float64)
 
     def update(self, batch: BatchFeatures) -> None:
@@ -410,8 +410,7 @@ class CentreSums(Sums, System):
         self.rows += len(x)
 
     def end_task(self, task: str, parameters: Any) -> None:
-        (expert,) = parameters.values()
-        self.gain += expert["weight"]
+        self.gain += parameters[self.name]["weight"]
         self.tasks += 1
 
     def system(self) -> System:

@@ -146,7 +146,7 @@ def test_equals_an_independent_implementation(granularity: str, gated: bool, tie
     assert all(
         0 in of["attention_mask"] and 0 in of["decoder_attention_mask"] for of in inputs.values()
     )
-    slow = Reference(granularity=granularity, lam=1e-3, rho=2.0, alpha=0.6)
+    slow = Reference(granularity=granularity, ridge_lambda=1e-3, rho=2.0, alpha=0.6)
     whole = {task: [of] for task, of in inputs.items()}
     expected = slow.calibrate(many.merged, many.base, many.experts, whole, modules(gated), weigh)
     calibrated, result = many.calibrate(
