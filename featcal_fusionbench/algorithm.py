@@ -141,7 +141,7 @@ def _plan_table(fit: Fit) -> Any:
         PlanRow(
             "" if stage.block is None else stage.block.name,
             module.name,
-            module.kind,
+            module.kind.name,
             module.shape,
             module.has_bias,
             "" if group.rule is None else str(group.rule),

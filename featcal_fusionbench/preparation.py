@@ -135,7 +135,7 @@ def plan_calibration(
         prepared.example,
         settings,
         architecture.row_rules(settings),
-        architecture.spent(base_model),
+        architecture.releasable(base_model),
     )
     return fit_to_memory(
         plan,

@@ -78,7 +78,7 @@ class Shape:
         depths: Number of its blocks, by stack in forward order.
         make: Makes a random model with so many blocks per stack.
         draw: Draws so many random inputs.
-        architecture: Row weights, and what paused forwards may let go.
+        architecture: Row weights, and what paused forwards may release.
     """
 
     depths: tuple[int, ...]
@@ -294,10 +294,11 @@ def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         statistics_dtype=options.statistics_dtype,
     )
     example = shape.draw(1, torch.Generator().manual_seed(0))
-    rules, spent = shape.architecture.row_rules(settings), shape.architecture.spent(merged)
+    rules = shape.architecture.row_rules(settings)
+    releasable = shape.architecture.releasable(merged)
     peak_one = matmul_rate(torch.float32, device, threads=1)
     fit = fit_to_memory(
-        build_plan(merged, example, settings, rules, spent),
+        build_plan(merged, example, settings, rules, releasable),
         merged,
         example,
         settings,

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from fusion_bench import BaseModelPool
 from torch import Tensor, nn
 
-from ..calibration import CalibrationSettings, RowRule, RowRules, Spent
+from ..calibration import CalibrationSettings, Releasable, RowRule, RowRules
 from ..calibration.drift import final_features
 from ..calibration.inputs import Inputs
-from ..calibration.spent import NOTHING_SPENT
+from ..calibration.releasable import NOTHING_RELEASABLE
 from ..data import PrepareInputs
 from ..settings import SampleSettings
 
@@ -103,9 +103,9 @@ class Architecture(ABC):
         """How a task's expert completes the prepared inputs; None where they are complete."""
         return None
 
-    def spent(self, model: nn.Module) -> Spent:
-        """What a forward of the model does not read again, so that paused ones can let it go."""
-        return NOTHING_SPENT
+    def releasable(self, model: nn.Module) -> Releasable:
+        """What a forward of the model does not read again, so that paused ones can release it."""
+        return NOTHING_RELEASABLE
 
     def drift_rows(self, block: str) -> RowRule | None:
         """Which rows of a block's output drift is measured on, ``""`` for the final features."""

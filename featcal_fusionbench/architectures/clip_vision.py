@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import BaseImageProcessor, CLIPVisionModel, ProcessorMixin
 
-from ..calibration import CalibrationSettings, RowRule, RowRules, Spent
+from ..calibration import CalibrationSettings, Releasable, RowRule, RowRules
 from ..calibration.inputs import Inputs
 from ..data import PrepareInputs
 from ..errors import CalibrationDataError
@@ -90,10 +90,10 @@ class ClipVision(Architecture):
         """Row weights of the last block."""
         return clip_vision_rows(settings.nonclass_row_weight)
 
-    def spent(self, model: nn.Module) -> Spent:
+    def releasable(self, model: nn.Module) -> Releasable:
         """The pixels, once they are embedded, and the embeddings, once the first block has run."""
         collected = model.config.output_hidden_states  # pyright: ignore
-        return Spent(inputs=("pixel_values",), block_inputs=not collected)
+        return Releasable(inputs=("pixel_values",), block_inputs=not collected)
 
     def load_processor(self, pool: BaseModelPool) -> Any:
         """The pool's CLIP processor: loaded, or as it is where the pool has an object."""

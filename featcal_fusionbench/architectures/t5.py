@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
 
-from ..calibration import CalibrationSettings, RowRule, RowRules, Spent
+from ..calibration import CalibrationSettings, Releasable, RowRule, RowRules
 from ..calibration.inputs import Inputs, place_inputs
 from ..data import PrepareInputs, load_tokenizer
 from ..errors import CalibrationDataError
@@ -90,9 +90,9 @@ class T5(Architecture):
         """The logits less their mean over the vocabulary, which no probability depends on."""
         return output.logits - output.logits.mean(-1, keepdim=True)
 
-    def spent(self, model: nn.Module) -> Spent:
+    def releasable(self, model: nn.Module) -> Releasable:
         """The embeddings, once the first block of either stack has run."""
-        return Spent(block_inputs=not model.config.output_hidden_states)  # pyright: ignore
+        return Releasable(block_inputs=not model.config.output_hidden_states)  # pyright: ignore
 
     def load_processor(self, pool: BaseModelPool) -> PreTrainedTokenizerBase:
         """The pool's tokenizer."""

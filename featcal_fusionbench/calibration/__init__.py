@@ -12,7 +12,8 @@ from .errors import (
 from .expert_path import Weights
 from .loop import calibrate
 from .observer import Observer, SilentObserver
-from .plan import Plan, RowRule, RowRules, build_plan, uniform_rows
+from .plan import Plan, build_plan
+from .releasable import Releasable
 from .results import (
     BlockDrift,
     CalibrationResult,
@@ -21,8 +22,8 @@ from .results import (
     SkippedModule,
     TaskDrift,
 )
+from .rows import RowRule, RowRules, uniform_rows
 from .settings import CalibrationSettings
-from .spent import Spent
 
 __all__ = [
     "BlockDrift",
@@ -37,13 +38,13 @@ __all__ = [
     "PhaseCost",
     "Plan",
     "PlanError",
+    "Releasable",
     "RowRule",
     "RowRules",
     "SettingsError",
     "SilentObserver",
     "SingularSystemError",
     "SkippedModule",
-    "Spent",
     "TaskDrift",
     "Weights",
     "WeightsError",

@@ -34,12 +34,14 @@ class Factor:
     """A Cholesky factor of the ridge system that several Linears with one input share.
 
     Attributes:
+        ridge_lambda: λ.
         system: A = Σ ω_i G_i + (λ + ε) I, shape (in, in), damping not included.
         cholesky: Lower factor of A + damping·I, in the precision that could be factorised.
         damping: What was added to the diagonal beyond λ + ε.
         condition: Estimate of the 2-norm condition of A.
     """
 
+    ridge_lambda: float
     system: Tensor
     cholesky: Tensor
     damping: float
@@ -68,7 +70,7 @@ def factorise(gram: Tensor, ridge_lambda: float, epsilon: float, *, name: str) -
     """Factorise A = Σ ω_i G_i + (λ + ε) I.
 
     Args:
-        gram: Σ ω_i G_i, symmetric, shape (in, in). Overwritten by A.
+        gram: Σ ω_i G_i, symmetric, shape (in, in). It stays as it is, for other λ.
         ridge_lambda: λ ≥ 0.
         epsilon: ε > 0, on the diagonal only.
         name: Name of the module, for messages.
@@ -80,7 +82,7 @@ def factorise(gram: Tensor, ridge_lambda: float, epsilon: float, *, name: str) -
     Raises:
         SingularSystemError: λ = 0 and the Gram matrix does not have full rank, or nothing helped.
     """
-    system = gram
+    system = gram.clone()
     system.diagonal().add_(ridge_lambda + epsilon)
     scale = float(system.diagonal().mean())
     if not scale < float("inf"):
@@ -95,7 +97,8 @@ def factorise(gram: Tensor, ridge_lambda: float, epsilon: float, *, name: str) -
                 largest, smallest = _extreme_eigenvalues(matrix, cholesky)
                 if ridge_lambda == 0:
                     _require_full_rank(smallest, largest, epsilon, system, name)
-                return Factor(system, cholesky, damping * scale, largest / smallest)
+                condition = largest / smallest
+                return Factor(ridge_lambda, system, cholesky, damping * scale, condition)
         if ridge_lambda == 0:
             break
     raise SingularSystemError(
@@ -168,8 +171,8 @@ def solve_bias(
     mean_cal: Tensor,
     total_weight: float,
     weight: Tensor,
-    lam: float,
-    anc: Tensor,
+    ridge_lambda: float,
+    bias_anchor: Tensor,
 ) -> Tensor:
     """Solve for a bias: [Σ ω_i (b_i + W_i μ_tgt,i − W μ_cal,i) + λ b_anc] / (Σ ω_i + λ).
 
@@ -178,18 +181,19 @@ def solve_bias(
         mean_cal: Σ ω_i μ_cal,i, shape (in,).
         total_weight: Σ ω_i.
         weight: The new W, shape (out, in).
-        lam: λ.
-        anc: b_anc, shape (out,).
+        ridge_lambda: λ.
+        bias_anchor: b_anc, shape (out,).
 
     Returns:
         The bias, shape (out,).
     """
-    return (expert_term - weight @ mean_cal + lam * anc) / (total_weight + lam)
+    numerator = expert_term - weight @ mean_cal + ridge_lambda * bias_anchor
+    return numerator / (total_weight + ridge_lambda)
 
 
 def solve_layer_norm(
     sums: Tensor, expert_gain: Tensor, expert_shift: Tensor, tasks: float,
-    lam: float, gain_anchor: Tensor, shift_anchor: Tensor, epsilon: float,
+    ridge_lambda: float, gain_anchor: Tensor, shift_anchor: Tensor, epsilon: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gain γ and shift β of a LayerNorm, a 2×2 system in each channel.
 
@@ -203,7 +207,7 @@ def solve_layer_norm(
         expert_gain: Σ (e_i γ_i + m_i β_i), shape (channels,).
         expert_shift: Σ (m_i γ_i + β_i), shape (channels,).
         tasks: K, the number of tasks summed over.
-        lam: λ.
+        ridge_lambda: λ.
         gain_anchor: γ_anc, shape (channels,).
         shift_anchor: β_anc, shape (channels,).
         epsilon: Lower bound of the determinant.
@@ -211,14 +215,15 @@ def solve_layer_norm(
     Returns:
         γ and β, each of shape (channels,).
     """
-    a, b, d = sums[0] + lam, sums[1], tasks + lam
-    first, second = expert_gain + lam * gain_anchor, expert_shift + lam * shift_anchor
+    a, b, d = sums[0] + ridge_lambda, sums[1], tasks + ridge_lambda
+    first = expert_gain + ridge_lambda * gain_anchor
+    second = expert_shift + ridge_lambda * shift_anchor
     determinant = (a * d - b * b).clamp_min(epsilon)
     return (d * first - b * second) / determinant, (a * second - b * first) / determinant
 
 
 def solve_rms_norm(
-    power: Tensor, expert_gain: Tensor, lam: float, gain_anchor: Tensor, epsilon: float
+    power: Tensor, expert_gain: Tensor, ridge_lambda: float, gain_anchor: Tensor, epsilon: float
 ) -> Tensor:
     """Gain γ of a norm without a shift (RMSNorm, T5's LayerNorm).
 
@@ -229,8 +234,8 @@ def solve_rms_norm(
     Args:
         power: Σ e_i = Σ E[z²], shape (channels,).
         expert_gain: Σ e_i γ_i, shape (channels,).
-        lam: λ.
+        ridge_lambda: λ.
         gain_anchor: γ_anc, shape (channels,).
         epsilon: Lower bound of the denominator.
     """
-    return (expert_gain + lam * gain_anchor) / (power + lam).clamp_min(epsilon)
+    return (expert_gain + ridge_lambda * gain_anchor) / (power + ridge_lambda).clamp_min(epsilon)

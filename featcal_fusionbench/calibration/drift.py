@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from .errors import ForwardError
 from .expert_path import ExpertPath, Weights
 from .inputs import Inputs, place_inputs
-from .plan import Block, RowRule
 from .results import BlockDrift, TaskDrift
-from .suspended import StopPoints, SuspendedForward
-from .trace import Trace
+from .rows import RowRule
+from .suspended import PauseHooks, SuspendedForward
+from .trace import Block, Trace
 
 __all__ = ["all_rows", "final_features", "measure_drift"]
 
@@ -65,9 +65,9 @@ def measure_drift(
     path = ExpertPath(model, trace)
     ends = [(block, trace.calls_of(block.name)[0].exit) for block in blocks]
     drifts = []
-    with torch.no_grad(), StopPoints(path.model) as stops:
+    with torch.no_grad(), PauseHooks(path.model) as hooks:
         for block in blocks:
-            stops.at_exit(block.name)
+            hooks.at_exit(block.name)
         for task, weights in experts.items():
             squares = _Squares(len(blocks))
             for batch in data.get(task, ()):
@@ -131,9 +131,9 @@ def _measure_batch(
             with path.resident(weights, event, end):
                 pause = expert.resume(block.name)
             event = end
-            assert pause.call is not None
-            args, kwargs = pause.call
-            target = _hidden(pause.output)
+            assert pause.last is not None
+            args, kwargs = pause.last.args, pause.last.kwargs
+            target = _hidden(pause.last.output)
             total = hidden.pop(block.name) - target
             local = _hidden(model.get_submodule(block.name).forward(*args, **kwargs)) - target
             for column, part in enumerate((total, local, total - local, target)):

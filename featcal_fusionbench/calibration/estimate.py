@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .held import measure_held
 from .inputs import Inputs
-from .plan import Group, Plan
+from .memory import measure_memory_per_input
+from .plan import Plan
 from .settings import CalibrationSettings
 
 __all__ = ["Estimate", "Fit", "estimate_cost", "fit_to_memory", "measure_matmul_rate"]
@@ -89,19 +89,20 @@ def estimate_cost(
     """
     inputs = tasks * settings.n_samples
     groups = [group for stage in plan.stages for group in stage.groups]
-    work = inputs * sum(stage.flops for stage in plan.stages) + sum(map(_solve_flops, groups))
-    held = measure_held(plan, model, example, settings)
+    forwards = inputs * sum(stage.flops for stage in plan.stages)
+    work = forwards + sum(group.cost.solve_flops for group in groups)
+    memory = measure_memory_per_input(plan, model, example, settings)
     size = torch.finfo(settings.torch_statistics_dtype).bits // 8
     features = max(group.leader.rows * group.leader.in_features for group in groups)
-    batch = min(settings.batch_size, settings.n_samples) * (held.running + 2 * size * features)
-    sums = max(sum(map(_sums_elements, stage.groups)) for stage in plan.stages)
+    batch = min(settings.batch_size, settings.n_samples) * (memory.running + 2 * size * features)
+    sums = max(sum(group.cost.sums_size for group in stage.groups) for stage in plan.stages)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     piece = weights // max(len(plan.blocks), 1)
     return Estimate(
         flops=work,
         seconds=work / (_EFFICIENCY * flops_per_second),
-        activation_bytes=round(_ALLOCATOR_SLACK * inputs * held.paused),
-        working_bytes=max(batch, max(map(_solve_elements, groups)) * size),
+        activation_bytes=round(_ALLOCATOR_SLACK * inputs * memory.paused),
+        working_bytes=max(batch, max(group.cost.solve_size for group in groups) * size),
         sums_bytes=sums * size,
         model_bytes=weights + piece,
     )
@@ -179,26 +180,3 @@ def fit_to_memory(
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.1f} GiB"
-
-
-def _solve_flops(group: Group) -> float:
-    if group.is_norm:
-        return 0.0
-    width = group.leader.in_features
-    return width**3 / 3 + sum(4 * width**2 * module.out_features for module in group.modules)
-
-
-def _solve_elements(group: Group) -> int:
-    """The factor and a copy of it, the solution of one module, its residual and copies of both."""
-    if group.is_norm:
-        return 0
-    width = group.leader.in_features
-    return 2 * width * width + 4 * width * max(module.out_features for module in group.modules)
-
-
-def _sums_elements(group: Group) -> int:
-    if group.is_norm:
-        return 4 * group.leader.in_features
-    width = group.leader.in_features
-    out = sum(module.out_features for module in group.modules)
-    return 2 * width * width + width * out + width * (width if group.route == "input" else out)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .trace import Trace
 
-__all__ = ["ExpertPath", "Weights"]
+__all__ = ["ExpertPath", "Weights", "tensor_of"]
 
 Weights = Mapping[str, Tensor]
 """Parameters and persistent buffers by their name in the merged model; may be read lazily."""
@@ -64,7 +64,7 @@ class ExpertPath:
             for holder in self._holders:
                 if any(end > start and begin < stop for begin, end in holder.intervals):
                     for name in self._names[holder.module]:
-                        before = _get(self.model, name)
+                        before = tensor_of(self.model, name)
                         value = weights[name].detach().to(before.device, before.dtype)
                         placed.append((name, before))
                         _set(self.model, name, value)
@@ -117,7 +117,8 @@ def _own_tensors(model: nn.Module, module: str, computed: Mapping[str, Tensor]) 
             yield full
 
 
-def _get(model: nn.Module, name: str) -> Tensor:
+def tensor_of(model: nn.Module, name: str) -> Tensor:
+    """A parameter or buffer of a model."""
     owner, _, leaf = name.rpartition(".")
     return getattr(model.get_submodule(owner), leaf)
 

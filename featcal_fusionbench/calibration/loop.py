@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,15 +17,16 @@ from ..errors import CalibrationError
 from . import closed_form
 from .clock import PhaseClock
 from .errors import NonFiniteError, SingularSystemError
-from .expert_path import ExpertPath, Weights
+from .expert_path import ExpertPath, Weights, tensor_of
 from .host_memory import give_back_freed_memory
 from .inputs import Inputs, place_inputs
+from .kinds import Group, PlannedModule, Sums
+from .kinds.base import BatchFeatures, Solved, System, Tensors
 from .observer import Observer, SilentObserver
-from .plan import Group, Plan, PlannedModule, Stage
+from .pauses import Stage, expert_pauses, forward_of, merged_pauses
+from .plan import Plan
 from .results import CalibrationResult, ModuleResult
 from .settings import CalibrationSettings
-from .statistics import ExpertParameters, LinearSums, NormSums
-from .stops import expert_stops, forward_of, merged_stops
 from .suspended import Pause, SuspendedForward
 
 __all__ = ["calibrate"]
@@ -109,20 +111,28 @@ class _Run:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(self._settings.forward_precision(self._device))
-            stack.enter_context(merged_stops(self._merged, self._plan))
-            stack.enter_context(expert_stops(self._expert_path.model, self._plan))
+            hooked = self._plan.stages, self._plan.blocks, self._plan.releasable
+            stack.enter_context(merged_pauses(self._merged, *hooked))
+            stack.enter_context(expert_pauses(self._expert_path.model, *hooked))
             stack.callback(self._close)
             for stage in self._plan.stages:
-                sums = {group.leader.name: self._new_sums(group) for group in stage.groups}
-                for task in self._experts:
-                    self._gather(stage, task, sums)
-                for group in stage.groups:
-                    self._solve(group, sums.pop(group.leader.name), stage)
-                if stage.expert_stop is not None:
-                    self._expert_event = stage.expert_stop.resumed
+                self._calibrate_stage(stage)
             if self._on_output is not None:
                 self._finish(self._on_output)
         return CalibrationResult(tuple(self._results), self._plan.skipped, self._clock.costs())
+
+    def _calibrate_stage(self, stage: Stage) -> None:
+        sums = {
+            group.leader.name: group.kind.new_sums(group, self._settings, self._device)
+            for group in stage.groups
+        }
+        for task in self._experts:
+            self._gather(stage, task, sums)
+        for group in stage.groups:
+            self._solve(stage, group, sums.pop(group.leader.name).system())
+        if stage.expert_pause is not None:
+            self._expert_event = stage.expert_pause.resumed
+        self._observer.on_stage_end(stage.name)
 
     def _statistics_precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device.type, enabled=False)
@@ -147,30 +157,19 @@ class _Run:
             raise CalibrationError(f"task {task} has no calibration inputs.")
 
     def _pair(self, batch: Inputs, label: str) -> _Pair:
-        spent = self._plan.spent.inputs
+        released = self._plan.releasable.inputs
         inputs = place_inputs(batch, self._merged)
-        merged = forward_of(self._merged, inputs, f"the merged model's forward of {label}", spent)
+        of = "the merged model's forward of"
+        merged = forward_of(self._merged, inputs, f"{of} {label}", released)
         expert = None
-        if any(stage.expert_stop is not None for stage in self._plan.stages):
+        if any(stage.expert_pause is not None for stage in self._plan.stages):
             expert = forward_of(
-                self._expert_path.model, inputs, f"the expert's forward of {label}", spent
+                self._expert_path.model, inputs, f"the expert's forward of {label}", released
             )
-        kept = {name: value for name, value in inputs.items() if name not in spent}
+        kept = {name: value for name, value in inputs.items() if name not in released}
         return _Pair(kept, merged, expert)
 
-    def _new_sums(self, group: Group) -> LinearSums | NormSums:
-        if group.is_norm:
-            return NormSums(group, dtype=self._dtype, device=self._device)
-        settings = self._settings
-        return LinearSums(
-            group,
-            alpha=settings.target_alpha,
-            epsilon=settings.epsilon,
-            dtype=self._dtype,
-            device=self._device,
-        )
-
-    def _gather(self, stage: Stage, task: str, sums: Mapping[str, LinearSums | NormSums]) -> None:
+    def _gather(self, stage: Stage, task: str, sums: Mapping[str, Sums]) -> None:
         """Bring all forwards of one task to the stage and add up what they hand over."""
         weights = self._experts[task]
         parameters = {m.name: self._expert_parameters(weights, m) for m in stage.modules}
@@ -180,12 +179,8 @@ class _Run:
         if self._device.type == "cpu":  # elsewhere the forwards' tensors are not on this heap
             give_back_freed_memory()
         with self._clock.phase("statistics"), self._statistics_precision():
-            for group in stage.groups:
-                total = sums[group.leader.name]
-                if isinstance(total, NormSums):
-                    total.fold(parameters[group.leader.name], task)
-                else:
-                    total.fold(parameters, task)
+            for total in sums.values():
+                total.end_task(task, parameters)
         block = "" if stage.block is None else stage.block.name
         flops = stage.flops * self._settings.n_samples
         self._observer.on_step(block, stage.name, task, flops)
@@ -194,177 +189,111 @@ class _Run:
         self,
         stage: Stage,
         pair: _Pair,
-        sums: Mapping[str, LinearSums | NormSums],
-        parameters: Mapping[str, ExpertParameters],
+        sums: Mapping[str, Sums],
+        parameters: Mapping[str, Tensors],
     ) -> None:
         with self._clock.phase("forwards"):
             expert = None
-            if stage.expert_stop is not None and pair.expert is not None:
+            if stage.expert_pause is not None and pair.expert is not None:
                 expert = pair.expert.resume(stage.name)
-            cal = pair.merged.resume(stage.name)
+            merged = pair.merged.resume(stage.name)
         with self._clock.phase("statistics"), self._statistics_precision():
             for group in stage.groups:
-                self._update(sums[group.leader.name], group, pair, cal, expert, parameters)
+                features = self._features(group, pair, merged, expert, parameters)
+                sums[group.leader.name].update(features)
 
-    def _expert_resident(self, weights: Weights, stage: Stage) -> AbstractContextManager[Any]:
-        if stage.expert_stop is None:
-            return nullcontext()
-        return self._expert_path.resident(weights, self._expert_event, stage.expert_stop.reached)
-
-    def _expert_parameters(self, weights: Weights, module: PlannedModule) -> ExpertParameters:
-        def read(leaf: str) -> Tensor:
-            return weights[f"{module.name}.{leaf}"].detach().to(self._device, self._dtype)
-
-        return ExpertParameters(read("weight"), read("bias") if module.has_bias else None)
-
-    def _update(
+    def _features(
         self,
-        total: LinearSums | NormSums,
         group: Group,
         pair: _Pair,
-        cal: Pause,
+        merged: Pause,
         expert: Pause | None,
-        parameters: Mapping[str, ExpertParameters],
-    ) -> None:
+        parameters: Mapping[str, Tensors],
+    ) -> BatchFeatures:
         name = group.leader.name
-        features = cal.capture_of(name).input
-        rows = None if group.rule is None else group.rule(features, pair.inputs)
-        if isinstance(total, NormSums):
-            total.update(self._merged.get_submodule(name), features, rows)
-            return
-        exp = exp_output = None
-        if expert is not None:
-            capture = expert.capture_of(name)
-            exp, exp_output = capture.input, capture.output
-            bias = parameters[name].bias
-            if exp_output is not None and bias is not None:
-                exp_output = exp_output.to(self._dtype) - bias
-        total.update(features, exp, exp_output, rows)
+        module, seen = self._merged.get_submodule(name), merged.capture_of(name)
+        rows = None
+        if group.rule is not None:
+            rows = group.rule(group.kind.row_view(module, seen.input), pair.inputs)
+        needed = expert.capture_of(name) if expert is not None and group.needs_expert else None
+        return BatchFeatures(module, seen, needed, parameters, rows)
 
-    def _solve(self, group: Group, total: LinearSums | NormSums, stage: Stage) -> None:
-        """Solve one group, write the result into the merged model and record it."""
-        block = None if stage.block is None else stage.block.index
+    def _expert_resident(self, weights: Weights, stage: Stage) -> AbstractContextManager[Any]:
+        if stage.expert_pause is None:
+            return nullcontext()
+        return self._expert_path.resident(weights, self._expert_event, stage.expert_pause.reached)
+
+    def _expert_parameters(self, weights: Weights, module: PlannedModule) -> Tensors:
+        return {
+            leaf: weights[f"{module.name}.{leaf}"].detach().to(self._device, self._dtype)
+            for leaf in module.leaves
+        }
+
+    def _solve(self, stage: Stage, group: Group, system: System) -> None:
+        """Solve one group, write the results into the merged model and record them."""
         with self._clock.phase("solves"), self._statistics_precision():
-            if total.rows == 0:
-                outcomes = [_Outcome(note="no row of weight above zero reached it")] * len(
-                    group.modules
-                )
-            elif isinstance(total, NormSums):
-                outcomes = [self._solve_norm(group.leader, total)]
-            else:
-                outcomes = self._solve_linears(group, total)
-        for module, outcome in zip(group.modules, outcomes, strict=True):
-            result = ModuleResult(
-                name=module.name,
-                kind=module.kind,
-                block=block,
-                shape=module.shape,
-                rows=total.rows,
-                **asdict(outcome),
-            )
+            results = [self._solve_module(stage, module, system) for module in group.modules]
+        for result in results:
             self._results.append(result)
             self._observer.on_module(result)
 
-    def _solve_linears(self, group: Group, total: LinearSums) -> list[_Outcome]:
-        settings, lam = self._settings, self._settings.ridge_lambda
-        started = time.perf_counter()
-        try:
-            factor = closed_form.factorise(
-                total.gram, lam, settings.epsilon, name=group.leader.name
-            )
-        except (NonFiniteError, SingularSystemError) as error:
-            if settings.on_failure == "raise":
-                raise
-            return [_Outcome(note=str(error))] * len(group.modules)
-        outcomes = []
-        for module in group.modules:
-            weight_anchor = self._anchor(module, "weight")
-            rhs = total.rhs.pop(module.name).add_(weight_anchor.T, alpha=lam)
-            try:
-                solution = closed_form.solve_weight(factor, rhs, name=module.name)
-                values = {"weight": solution.value}
-                if module.has_bias and settings.calibrate_bias:
-                    values["bias"] = closed_form.solve_bias(
-                        total.expert_bias[module.name],
-                        total.mean_cal,
-                        total.task_weight,
-                        solution.value,
-                        lam,
-                        self._anchor(module, "bias"),
-                    )
-                change = self._write(module, values)
-            except NonFiniteError as error:
-                if settings.on_failure == "raise":
-                    raise
-                outcomes.append(_Outcome(note=str(error)))
-                continue
-            note = "" if factor.damping == 0 else "damped: raise ridge_lambda or n_samples"
-            now = time.perf_counter()
-            outcomes.append(
-                _Outcome(
-                    factor.condition,
-                    solution.residual,
-                    factor.damping,
-                    change,
-                    now - started,
-                    True,
-                    note,
-                )
-            )
-            started = now
-        return outcomes
-
-    def _solve_norm(self, module: PlannedModule, total: NormSums) -> _Outcome:
-        lam, epsilon, started = (
-            self._settings.ridge_lambda,
-            self._settings.epsilon,
-            time.perf_counter(),
+    def _solve_module(self, stage: Stage, module: PlannedModule, system: System) -> ModuleResult:
+        kept = ModuleResult(
+            name=module.name,
+            kind=module.kind.name,
+            block=None if stage.block is None else stage.block.index,
+            shape=module.shape,
+            rows=system.rows,
+            condition=None,
+            residual=None,
+            damping=0.0,
+            relative_change=0.0,
+            seconds=0.0,
+            calibrated=False,
+            note="no row of weight above zero reached it",
         )
-        gain_anchor = self._anchor(module, "weight")
-        values = {}
-        if module.has_bias:
-            values["weight"], values["bias"] = closed_form.solve_layer_norm(
-                total.moments,
-                total.expert_gain,
-                total.expert_shift,
-                total.tasks,
-                lam,
-                gain_anchor,
-                self._anchor(module, "bias"),
-                epsilon,
-            )
-        else:
-            values["weight"] = closed_form.solve_rms_norm(
-                total.moments[0], total.expert_gain, lam, gain_anchor, epsilon
-            )
+        if system.rows == 0:
+            return kept
+        started, ridge_lambda = time.perf_counter(), self._settings.ridge_lambda
         try:
-            change = self._write(module, values)
-        except NonFiniteError as error:
+            solved = system.solve(module, ridge_lambda, partial(self._anchor, module))
+            change = self._write(module, solved)
+        except (NonFiniteError, SingularSystemError) as error:
             if self._settings.on_failure == "raise":
                 raise
-            return _Outcome(note=str(error))
-        seconds = time.perf_counter() - started
-        return _Outcome(relative_change=change, seconds=seconds, calibrated=True)
+            return replace(kept, note=str(error))
+        return replace(
+            kept,
+            condition=solved.condition,
+            residual=solved.residual,
+            damping=solved.damping,
+            relative_change=change,
+            seconds=time.perf_counter() - started,
+            calibrated=True,
+            note="" if solved.damping == 0 else "damped: raise ridge_lambda or n_samples",
+            ridge_lambda=ridge_lambda,
+        )
 
     def _anchor(self, module: PlannedModule, leaf: str) -> Tensor:
         name = f"{module.name}.{leaf}"
-        merged = self._merged.get_parameter(name).to(self._dtype)
+        merged = tensor_of(self._merged, name).to(self._dtype)
         base = self._base[name].detach().to(self._device, self._dtype)
         return closed_form.anchor(merged, base, self._settings.anchor_rho)
 
-    def _write(self, module: PlannedModule, values: Mapping[str, Tensor]) -> float:
-        """Overwrite all parameters or none; return the weight's relative change in norm."""
-        for leaf, value in values.items():
+    def _write(self, module: PlannedModule, solved: Solved) -> float:
+        """Overwrite all parameters and buffers or none; return the first one's relative change."""
+        values = {f"{module.name}.{leaf}": value for leaf, value in solved.values.items()}
+        for name, value in values.items():
             if not bool(torch.isfinite(value).all()):
                 raise NonFiniteError(
-                    f"{module.name}.{leaf}: the solution holds NaN or Inf; check the experts' "
-                    "weights."
+                    f"{name}: the solution holds NaN or Inf; check the experts' weights."
                 )
-        before = self._merged.get_parameter(f"{module.name}.weight").to(self._dtype)
-        change = (values["weight"] - before).norm()
-        relative = float(change / before.norm().clamp_min(self._settings.epsilon))
-        for leaf, value in values.items():
-            self._merged.get_parameter(f"{module.name}.{leaf}").copy_(value)
+        name, value = next(iter(values.items()))
+        before = tensor_of(self._merged, name).to(self._dtype)
+        change = (value - before).norm() / before.norm().clamp_min(self._settings.epsilon)
+        relative = float(change)
+        for name, value in values.items():
+            tensor_of(self._merged, name).copy_(value)
         return relative
 
     def _finish(self, on_output: OnOutput) -> None:
@@ -388,16 +317,3 @@ class _Pair:
     inputs: Inputs
     merged: SuspendedForward
     expert: SuspendedForward | None
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """The part of a :class:`ModuleResult` that a solve decides."""
-
-    condition: float | None = None
-    residual: float | None = None
-    damping: float = 0.0
-    relative_change: float = 0.0
-    seconds: float = 0.0
-    calibrated: bool = False
-    note: str = ""

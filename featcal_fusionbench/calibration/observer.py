@@ -24,6 +24,10 @@ class Observer(Protocol):
         """One module has its final values."""
         ...
 
+    def on_stage_end(self, stage: str) -> None:
+        """All modules of one stage, named after its first or its block, have their final values."""
+        ...
+
 
 class SilentObserver:
     """An observer that ignores everything; also a base for those that want some of it."""
@@ -35,4 +39,7 @@ class SilentObserver:
         return None
 
     def on_module(self, result: ModuleResult) -> None:
+        return None
+
+    def on_stage_end(self, stage: str) -> None:
         return None

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 __all__ = [
     "BlockDrift",
     "CalibrationResult",
-    "ModuleKind",
     "ModuleResult",
     "PhaseCost",
     "SkippedModule",
     "TaskDrift",
 ]
-
-ModuleKind = Literal["linear", "layer_norm", "rms_norm"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +20,7 @@ class ModuleResult:
 
     Attributes:
         name: Name of the module in the merged model.
-        kind: What was solved.
+        kind: What was solved: ``linear``, ``layer_norm``, ``rms_norm``.
         block: Index of its block in forward order, or None outside all blocks.
         shape: Shape of its weight.
         rows: Tokens that entered the statistics with a weight above zero, over all tasks.
@@ -35,10 +31,11 @@ class ModuleResult:
         seconds: Wall-clock seconds of the solve.
         calibrated: False where the module kept its merged values.
         note: Why it kept them, or a remark; empty in a healthy run.
+        ridge_lambda: λ of its new values; None where it has none.
     """
 
     name: str
-    kind: ModuleKind
+    kind: str
     block: int | None
     shape: tuple[int, ...]
     rows: int
@@ -49,6 +46,7 @@ class ModuleResult:
     seconds: float
     calibrated: bool = True
     note: str = ""
+    ridge_lambda: float | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from greenlet import getcurrent, greenlet
 from torch import Tensor, nn
 
 from .errors import ForwardError
-from .spent import let_go
+from .releasable import release
 from .trace import first_tensor
 
-__all__ = ["Capture", "Pause", "StopPoints", "SuspendedForward"]
+__all__ = ["Capture", "Pause", "PauseHooks", "SuspendedForward"]
 
 _UNLIKE_THE_TRACE = (
     "the order of modules depends on the input. Exclude the modules that are not always reached."
@@ -29,10 +29,24 @@ _UNLIKE_THE_TRACE = (
 
 @dataclass(frozen=True)
 class Capture:
-    """What one module saw in one forward: its input and, where asked for, its output."""
+    """What one module saw in one forward.
 
-    input: Tensor
-    output: Tensor | None = None
+    Attributes:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        output: Its output, where asked for.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    output: Any = None
+
+    @property
+    def input(self) -> Tensor:
+        """Its first tensor, of a module that was called with one."""
+        tensor = first_tensor(self.args, self.kwargs)
+        assert tensor is not None, "PauseHooks.capture has seen to that"
+        return tensor
 
 
 @dataclass(frozen=True)
@@ -41,17 +55,15 @@ class Pause:
 
     Attributes:
         forward: Names path, task and batch in error messages.
-        stop: Name of the stop.
+        name: Name of the pause.
         captures: Captures by module name.
-        call: Positional and keyword arguments of a module stopped at its exit.
-        output: Its output.
+        last: The call of the module that it paused after, if it is a module's exit.
     """
 
     forward: str
-    stop: str
+    name: str
     captures: Mapping[str, Capture]
-    call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    output: Any = None
+    last: Capture | None = None
 
     def capture_of(self, module: str) -> Capture:
         """The capture of one module.
@@ -61,13 +73,26 @@ class Pause:
         """
         if module not in self.captures:
             raise ForwardError(
-                f"{self.forward} came to {self.stop} without reaching {module}: {_UNLIKE_THE_TRACE}"
+                f"{self.forward} came to {self.name} without reaching {module}: {_UNLIKE_THE_TRACE}"
             )
         return self.captures[module]
 
 
-class _Seen(BaseException):
+class _AllCaptured(BaseException):
     """Ends a run in advance; no ``except Exception`` of a model's code may stop it."""
+
+
+@dataclass
+class _Run:
+    """One run through the model, or through a block in advance.
+
+    Attributes:
+        wanted: Modules that end it as soon as all of them are captured; none: it goes to its end.
+        ran: The modules that were to be captured, at this pause or another, and have run.
+    """
+
+    wanted: frozenset[str] = frozenset()
+    ran: set[str] = field(default_factory=set)
 
 
 class SuspendedForward(greenlet):
@@ -76,31 +101,29 @@ class SuspendedForward(greenlet):
     Args:
         forward: Runs the whole forward and returns its output.
         label: Names path, task and batch in error messages.
-        spent: Inputs of this forward alone whose data are let go at
-            :meth:`StopPoints.let_go_inputs`.
+        releasable: Inputs of this forward alone that :meth:`PauseHooks.release_inputs` releases.
     """
 
     def __init__(
-        self, forward: Callable[[], Any], label: str, *, spent: Iterable[Tensor] = ()
+        self, forward: Callable[[], Any], label: str, *, releasable: Iterable[Tensor] = ()
     ) -> None:
         super().__init__(forward)
         self._label = label
-        self._spent = list(spent)
+        self._releasable = list(releasable)
         self._last = "its start"
         self._bound_for: str | None = None
+        self._run = _Run()
         self._captured: dict[str, Capture] = {}
-        self._ran: set[str] = set()
-        self._sought: Collection[str] = ()
         self._handed: Pause | None = None
 
     def resume(self, expected: str) -> Pause:
-        """Run on to the next stop.
+        """Run on to the next pause.
 
         Args:
-            expected: Name of the stop that the plan foresees.
+            expected: Name of the pause that the plan foresees.
 
         Raises:
-            ForwardError: The forward failed, ended, or came to another stop than planned.
+            ForwardError: The forward failed, ended, or came to another pause than planned.
         """
         self._bound_for = expected
         self._switch()
@@ -110,9 +133,9 @@ class SuspendedForward(greenlet):
                 f"{self._label} ended after {self._last} without reaching {expected}: "
                 f"{_UNLIKE_THE_TRACE}"
             )
-        if pause.stop != expected:
+        if pause.name != expected:
             raise ForwardError(
-                f"{self._label} came to {pause.stop} where {expected} was planned: "
+                f"{self._label} came to {pause.name} where {expected} was planned: "
                 f"{_UNLIKE_THE_TRACE}"
             )
         self._last = expected
@@ -124,7 +147,7 @@ class SuspendedForward(greenlet):
         output = self._switch()
         if self._handed is not None:
             raise ForwardError(
-                f"{self._label} came to {self._handed.stop} although no stop was planned."
+                f"{self._label} came to {self._handed.name} although no pause was planned."
             )
         return output
 
@@ -135,46 +158,46 @@ class SuspendedForward(greenlet):
 
     # What hooks call, inside the forward:
 
-    def pause(self, stop: str, **details: Any) -> None:
+    def pause(self, name: str, last: Capture | None = None) -> None:
         """Hand over the captures and wait to be resumed.
 
         They are handed over by an attribute, since what is passed to ``switch`` would stay alive in
         this frame as long as the forward is paused.
         """
-        self._handed = Pause(self._label, stop, self._captured, **details)
+        self._handed = Pause(self._label, name, self._captured, last)
         self._captured = {}
         assert self.parent is not None, "only a thread's main greenlet has no parent"
         self.parent.switch()
 
-    def saw(self, module: str, stop: str, capture: Capture) -> None:
-        """Keep what a module saw if the forward is bound for the stop that it is needed at."""
-        if module in self._ran:
+    def record(self, module: str, pause: str, capture: Capture) -> None:
+        """Note that a module has run, and keep the capture if the next pause hands it over."""
+        if module in self._run.ran:
             raise ForwardError(f"{module} ran once more than planned: {_UNLIKE_THE_TRACE}")
-        self._ran.add(module)
-        if stop == self._bound_for:
+        self._run.ran.add(module)
+        if pause == self._bound_for:
             self._captured[module] = capture
-        if self._sought and self._captured.keys() >= set(self._sought):
-            raise _Seen
+        if self._run.wanted and self._captured.keys() >= self._run.wanted:
+            raise _AllCaptured
 
-    def run_in_advance(self, forward: Callable[[], Any], sought: Collection[str]) -> None:
-        """Run a part of the model until all modules sought have been seen, and give it up."""
-        ran, self._ran, self._sought = self._ran, set(), sought
+    def run_in_advance(self, forward: Callable[[], Any], wanted: Iterable[str]) -> None:
+        """Run a part of the model until all modules wanted are captured, and give that run up."""
+        whole, self._run = self._run, _Run(frozenset(wanted))
         try:
             forward()
-        except _Seen:
+        except _AllCaptured:
             pass
         finally:
-            self._ran, self._sought = ran, ()
+            self._run = whole
 
-    def let_go_inputs(self) -> None:
-        """Give up the data of the inputs that are spent now."""
-        while self._spent:
-            self.let_go(self._spent.pop())
+    def release_inputs(self) -> None:
+        """Release the inputs that nothing reads any more."""
+        while self._releasable:
+            self.release(self._releasable.pop())
 
-    def let_go(self, tensor: Tensor) -> None:
-        """Give up a tensor's data, unless they are about to be handed over."""
+    def release(self, tensor: Tensor) -> None:
+        """Release a tensor, unless it is about to be handed over."""
         if not any(tensor is capture.input for capture in self._captured.values()):
-            let_go(tensor)
+            release(tensor)
 
     def _switch(self) -> Any:
         self.parent = getcurrent()  # a pause returns to whoever resumed, not to whoever created
@@ -197,7 +220,7 @@ def _current() -> SuspendedForward | None:
     return current if isinstance(current, SuspendedForward) else None
 
 
-class StopPoints:
+class PauseHooks:
     """The hooks of one model: put in place one by one, all taken away on exit, whatever happens.
 
     Args:
@@ -208,59 +231,59 @@ class StopPoints:
         self._model = model
         self._stack = ExitStack()
 
-    def __enter__(self) -> StopPoints:
+    def __enter__(self) -> PauseHooks:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def at_entry(self, name: str, stop: str | None = None) -> None:
+    def at_entry(self, name: str, pause: str | None = None) -> None:
         """Pause where the module is about to run.
 
         Args:
             name: The module.
-            stop: Name of the stop; by default the module's.
+            pause: Name of the pause; by default the module's.
         """
 
         def hook(*_: object) -> None:
             if forward := _current():
-                forward.pause(stop or name)
+                forward.pause(pause or name)
 
         self._before(name, hook)
 
-    def at_exit(self, name: str, stop: str | None = None) -> None:
+    def at_exit(self, name: str, pause: str | None = None) -> None:
         """Pause where the module has run; hand over its arguments and output as they are."""
 
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if forward := _current():
-                forward.pause(stop or name, call=(args, kwargs), output=output)
+                forward.pause(pause or name, Capture(args, kwargs, output))
 
         self._after(name, hook)
 
-    def inside(self, name: str, stop: str, sought: Collection[str]) -> None:
+    def in_advance(self, name: str, pause: str, wanted: Collection[str]) -> None:
         """Pause where the module is about to run, having run it in advance.
 
         Args:
             name: The module, a block.
-            stop: Name of the stop.
-            sought: Modules inside it that are captured for this stop. The run in advance ends as
+            pause: Name of the pause.
+            wanted: Modules inside it that are captured for this pause. The run in advance ends as
                 soon as all of them are; nothing of it but the captures is left.
         """
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if forward := _current():
                 # its `forward`, not the module: hooks on the block itself see the real run alone
-                forward.run_in_advance(lambda: module.forward(*args, **kwargs), sought)
-                forward.pause(stop)
+                forward.run_in_advance(lambda: module.forward(*args, **kwargs), wanted)
+                forward.pause(pause)
 
         self._before(name, hook)
 
-    def capture(self, name: str, stop: str, *, output: bool) -> None:
-        """Record what the module sees in forwards that are bound for a stop.
+    def capture(self, name: str, pause: str, *, output: bool) -> None:
+        """Record what the module sees in forwards that are bound for a pause.
 
         Args:
             name: The module.
-            stop: Name of the stop at which it is handed over.
+            pause: Name of the pause at which it is handed over.
             output: Whether to run the module and record its output too.
         """
 
@@ -269,30 +292,32 @@ class StopPoints:
 
         def after(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             if forward := _current():
-                forward.saw(name, stop, Capture(_input_of(name, args, kwargs), result))
+                if first_tensor(args, kwargs) is None:
+                    raise TypeError(f"{name} was called without a tensor")
+                forward.record(name, pause, Capture(args, kwargs, result))
 
         if output:
             self._after(name, after)
         else:
             self._before(name, before)
 
-    def let_go_inputs(self, name: str) -> None:
-        """Give up the forward's spent inputs where the module is about to run."""
+    def release_inputs(self, name: str) -> None:
+        """Release the forward's inputs, of those given to it, where the module is about to run."""
 
         def hook(*_: object) -> None:
             if forward := _current():
-                forward.let_go_inputs()
+                forward.release_inputs()
 
         self._before(name, hook)
 
-    def let_go_input_of(self, name: str) -> None:
-        """Give up the module's input where the module has run."""
+    def release_input_of(self, name: str) -> None:
+        """Release the module's input where the module has run."""
 
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             given = first_tensor(args, kwargs)
             forward = _current()
             if forward is not None and given is not None and given is not output:
-                forward.let_go(given)
+                forward.release(given)
 
         self._after(name, hook)
 
@@ -303,10 +328,3 @@ class StopPoints:
     def _after(self, name: str, hook: Callable[..., None]) -> None:
         handle = self._model.get_submodule(name).register_forward_hook(hook, with_kwargs=True)
         self._stack.callback(handle.remove)
-
-
-def _input_of(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    tensor = first_tensor(args, kwargs)
-    if tensor is None:
-        raise TypeError(f"{name} was called without a tensor")
-    return tensor

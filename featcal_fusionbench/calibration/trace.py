@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,24 @@ from torch import Tensor, nn
 from .errors import PlanError
 from .inputs import Inputs, place_inputs
 
-__all__ = ["Call", "Trace", "find_blocks", "first_tensor", "trace_forward"]
+__all__ = [
+    "Block",
+    "Call",
+    "Trace",
+    "block_of",
+    "blocks_in_order",
+    "find_blocks",
+    "first_tensor",
+    "trace_forward",
+]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of the model: its name and its index in forward order."""
+
+    name: str
+    index: int
 
 
 @dataclass(frozen=True)
@@ -69,6 +87,19 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
                 yield from walk(child, f"{path}.")
 
     return tuple(walk(model, ""))
+
+
+def blocks_in_order(model: nn.Module, trace: Trace) -> tuple[Block, ...]:
+    """The blocks that run exactly once, in the order in which they run."""
+    names = set(find_blocks(model))
+    calls = Counter(call.module for call in trace.calls if call.module in names)
+    ordered = [c.module for c in trace.calls if c.module in names and calls[c.module] == 1]
+    return tuple(Block(name, index) for index, name in enumerate(ordered))
+
+
+def block_of(name: str, blocks: Iterable[Block]) -> Block | None:
+    """The block that a module belongs to."""
+    return next((b for b in blocks if name == b.name or name.startswith(f"{b.name}.")), None)
 
 
 def trace_forward(model: nn.Module, inputs: Inputs) -> Trace:

@@ -19,6 +19,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from ..calibration.observer import SilentObserver
 from ..calibration.results import ModuleResult
 from .text import format_duration, relative_name, split_index
 
@@ -28,7 +29,7 @@ __all__ = ["RichProgress", "survives"]
 _SHARE_TO_JUDGE_BY = 0.01
 
 
-class RichProgress:
+class RichProgress(SilentObserver):
     """An observer that shows progress and keeps the results so far.
 
     Enter it around the loop; leaving it, also by an exception, gives the terminal back as it was.

@@ -45,7 +45,7 @@ __all__ = [
     "report_name",
 ]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _FORMAT = "featcal-run-report"
 
 RunStatus = Literal["complete", "interrupted", "failed", "planned"]

@@ -32,9 +32,9 @@ def spectrum(values: Tensor, key: object = 0) -> Tensor:
     return (matrix + matrix.T) / 2
 
 
-def solve(gram: Tensor, rhs: Tensor, lam: float, epsilon: float = 1e-8) -> Tensor:
-    factor = factorise(gram.clone(), lam, epsilon, name=NAME)
-    return solve_weight(factor, rhs.clone(), name=NAME).value
+def solve(gram: Tensor, rhs: Tensor, ridge_lambda: float, epsilon: float = 1e-8) -> Tensor:
+    factor = factorise(gram, ridge_lambda, epsilon, name=NAME)
+    return solve_weight(factor, rhs, name=NAME).value
 
 
 def is_minimum(objective: Callable[..., Tensor], *solution: Tensor) -> bool:
@@ -50,27 +50,29 @@ def is_minimum(objective: Callable[..., Tensor], *solution: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("rows", [40, 12, 5], ids=["tall", "square", "fewer rows than features"])
-@pytest.mark.parametrize("lam", [3.0, 0.05, 1e-5])
-def test_weight_solves_the_stacked_least_squares_problem(rows: int, lam: float) -> None:
+@pytest.mark.parametrize("ridge_lambda", [3.0, 0.05, 1e-5])
+def test_weight_solves_the_stacked_least_squares_problem(rows: int, ridge_lambda: float) -> None:
     width, out, epsilon = 12, 7, 1e-8
     x, y = randn(rows, width, key="x"), randn(rows, out, key="y")
-    anc = randn(out, width, key="anchor")
-    ridge = math.sqrt(lam + epsilon)
+    weight_anchor = randn(out, width, key="anchor")
+    ridge = math.sqrt(ridge_lambda + epsilon)
     left = torch.cat([x, ridge * torch.eye(width, dtype=torch.float64)])
-    right = torch.cat([y, lam / ridge * anc.T])
+    right = torch.cat([y, ridge_lambda / ridge * weight_anchor.T])
     expected = torch.linalg.lstsq(left, right).solution.T
-    value = solve(x.T @ x, x.T @ y + lam * anc.T, lam, epsilon)
+    value = solve(x.T @ x, x.T @ y + ridge_lambda * weight_anchor.T, ridge_lambda, epsilon)
     assert value.is_contiguous()
     torch.testing.assert_close(value, expected, rtol=1e-7, atol=1e-8)
 
 
-def test_factor_keeps_the_system_and_reports_a_healthy_solve() -> None:
+def test_a_healthy_solve_keeps_what_it_is_given_and_says_so() -> None:
     gram = spectrum(torch.linspace(1, 5, 9, dtype=torch.float64))
-    factor = factorise(gram.clone(), 0.05, 1e-8, name=NAME)
+    rhs = randn(9, 4, key="rhs")
+    given = gram.clone(), rhs.clone()
+    factor = factorise(gram, 0.05, 1e-8, name=NAME)
     torch.testing.assert_close(factor.system, gram + (0.05 + 1e-8) * torch.eye(9))
     assert factor.damping == 0 and factor.cholesky.dtype == torch.float64
-    solution = solve_weight(factor, randn(9, 4, key="rhs"), name=NAME)
-    assert solution.residual < 1e-14
+    assert solve_weight(factor, rhs, name=NAME).residual < 1e-14
+    assert torch.equal(gram, given[0]) and torch.equal(rhs, given[1])
 
 
 def test_collinear_features_are_no_problem_above_zero() -> None:
@@ -91,13 +93,13 @@ def exact_collinear_gram() -> Tensor:
 def test_float64_rescues_what_float32_cannot_factorise() -> None:
     # In float32 the rounding of the factorisation exceeds λ, in float64 it does not; the
     # matrix itself is exact in both.
-    gram, lam = exact_collinear_gram(), 2.0**-9
+    gram, ridge_lambda = exact_collinear_gram(), 2.0**-9
     single = gram.float()
     assert torch.equal(single.double(), gram)
-    system = single + lam * torch.eye(64)
-    assert torch.equal(system.double(), gram + lam * torch.eye(64))
+    system = single + ridge_lambda * torch.eye(64)
+    assert torch.equal(system.double(), gram + ridge_lambda * torch.eye(64))
     assert int(torch.linalg.cholesky_ex(system).info) > 0
-    factor = factorise(single.clone(), lam, 1e-12, name=NAME)
+    factor = factorise(single, ridge_lambda, 1e-12, name=NAME)
     assert factor.cholesky.dtype == torch.float64 and factor.damping == 0
     value = randn(5, 64, key="w")
     value = (value + value.roll(32, 1)).float()  # equal on equal features: well determined
@@ -170,7 +172,7 @@ def test_condition_is_within_a_small_factor(
 
 def test_nan_and_infinity_are_named() -> None:
     gram = spectrum(torch.ones(5, dtype=torch.float64))
-    factor = factorise(gram.clone(), 0.05, 1e-8, name=NAME)
+    factor = factorise(gram, 0.05, 1e-8, name=NAME)
     rhs = randn(5, 2, key="rhs")
     rhs[3, 1] = math.nan
     with pytest.raises(NonFiniteError, match=f"^{NAME}: .*right-hand side is not finite"):
@@ -199,13 +201,13 @@ def test_anchor_extrapolates() -> None:
 # --- biases and norms ------------------------------------------------------------------------
 
 
-@given(lam=st.floats(0, 10), tasks=st.integers(1, 4), key=st.integers(0, 10**6))
+@given(ridge_lambda=st.floats(0, 10), tasks=st.integers(1, 4), key=st.integers(0, 10**6))
 @settings(deadline=None, max_examples=25)
-def test_bias_minimises_its_objective(lam: float, tasks: int, key: int) -> None:
+def test_bias_minimises_its_objective(ridge_lambda: float, tasks: int, key: int) -> None:
     def draw(name: str, *shape: int) -> Tensor:
         return randn(*shape, key=f"{key}/{name}")
 
-    weight, anc = draw("weight", 3, 5), draw("anchor", 3)
+    weight, bias_anchor = draw("weight", 3, 5), draw("anchor", 3)
     omegas = [0.1 + float(draw(f"omega{i}", 1).abs()) for i in range(tasks)]
     cals = [draw(f"cal{i}", 7, 5) for i in range(tasks)]
     targets = [draw(f"target{i}", 7, 3) for i in range(tasks)]  # expert outputs, bias included
@@ -214,12 +216,12 @@ def test_bias_minimises_its_objective(lam: float, tasks: int, key: int) -> None:
         sum((w * x.mean(0) for w, x in zip(omegas, cals, strict=True)), torch.zeros(5)),
         sum(omegas),
         weight,
-        lam,
-        anc,
+        ridge_lambda,
+        bias_anchor,
     )
 
     def objective(b: Tensor) -> Tensor:
-        value = lam * (b - anc).square().sum()
+        value = ridge_lambda * (b - bias_anchor).square().sum()
         for omega, x, target in zip(omegas, cals, targets, strict=True):
             value = value + omega * (x @ weight.T + b - target).square().sum(1).mean()
         return value
@@ -228,13 +230,15 @@ def test_bias_minimises_its_objective(lam: float, tasks: int, key: int) -> None:
 
 
 @given(
-    lam=st.floats(1e-3, 10),
+    ridge_lambda=st.floats(1e-3, 10),
     tasks=st.integers(1, 4),
     key=st.integers(0, 10**6),
     has_shift=st.booleans(),
 )
 @settings(deadline=None, max_examples=40)
-def test_norms_minimise_their_objective(lam: float, tasks: int, key: int, has_shift: bool) -> None:
+def test_norms_minimise_their_objective(
+    ridge_lambda: float, tasks: int, key: int, has_shift: bool
+) -> None:
     def draw(name: str, *shape: int) -> Tensor:
         return randn(*shape, key=f"{key}/{name}")
 
@@ -249,9 +253,9 @@ def test_norms_minimise_their_objective(lam: float, tasks: int, key: int, has_sh
     expert_shift = sum((m[i] * gains[i] + shifts[i] for i in parts), zero)
 
     def objective(gain: Tensor, shift: Tensor) -> Tensor:
-        value = lam * (gain - gain_anchor).square().sum()
+        value = ridge_lambda * (gain - gain_anchor).square().sum()
         if has_shift:
-            value = value + lam * (shift - shift_anchor).square().sum()
+            value = value + ridge_lambda * (shift - shift_anchor).square().sum()
         for i in parts:
             error = (gain - gains[i]) * zs[i] + shift - shifts[i]
             value = value + error.square().mean(0).sum()
@@ -260,11 +264,11 @@ def test_norms_minimise_their_objective(lam: float, tasks: int, key: int, has_sh
     if has_shift:
         sums = torch.stack([sum(e, zero), sum(m, zero)])
         solution = solve_layer_norm(
-            sums, expert_gain, expert_shift, tasks, lam, gain_anchor, shift_anchor, 1e-8
+            sums, expert_gain, expert_shift, tasks, ridge_lambda, gain_anchor, shift_anchor, 1e-8
         )
         assert is_minimum(objective, *solution)
     else:
-        gain = solve_rms_norm(sum(e, zero), expert_gain, lam, gain_anchor, 1e-8)
+        gain = solve_rms_norm(sum(e, zero), expert_gain, ridge_lambda, gain_anchor, 1e-8)
         assert is_minimum(lambda value: objective(value, zero), gain)
 
 

@@ -19,8 +19,7 @@ from featcal_fusionbench.calibration import (
     build_plan,
 )
 from featcal_fusionbench.calibration.drift import final_features, measure_drift
-from featcal_fusionbench.calibration.plan import Block
-from featcal_fusionbench.calibration.trace import find_blocks, trace_forward
+from featcal_fusionbench.calibration.trace import Block, find_blocks, trace_forward
 
 
 class Scale(nn.Module):

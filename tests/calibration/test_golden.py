@@ -25,9 +25,9 @@ from featcal_fusionbench.calibration import (
     CalibrationSettings,
     build_plan,
     calibrate,
-    loop,
 )
-from featcal_fusionbench.calibration.statistics import ExpertParameters, LinearSums, NormSums
+from featcal_fusionbench.calibration.kinds import linear, norm
+from featcal_fusionbench.calibration.kinds.base import Tensors
 
 GOLDEN = Path(__file__).with_name("golden")
 MANIFEST = json.loads((GOLDEN / "manifest.json").read_text())
@@ -195,25 +195,25 @@ def test_on_cuda() -> None:
 
 
 class _Recorder:
-    """Copies of the sums of the first block's groups, by name of the leader."""
+    """Copies of the sums of all groups, by name of the leader."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.linear: dict[str, LinearSums] = {}
-        self.norm: dict[str, NormSums] = {}
+        self.linear: dict[str, linear.LinearSystem] = {}
+        self.norm: dict[str, norm.NormSystem] = {}
         recorder = self
 
-        class RecordedLinear(LinearSums):
-            def fold(self, experts: Mapping[str, ExpertParameters], task: str) -> None:
-                super().fold(experts, task)
-                recorder.linear.setdefault(self._group.leader.name, copy.deepcopy(self))
+        class RecordedLinear(linear.LinearSums):
+            def end_task(self, task: str, parameters: Mapping[str, Tensors]) -> None:
+                super().end_task(task, parameters)
+                recorder.linear.setdefault(self._group.leader.name, copy.deepcopy(self.system()))
 
-        class RecordedNorm(NormSums):
-            def fold(self, expert: ExpertParameters, task: str) -> None:
-                super().fold(expert, task)
-                recorder.norm.setdefault(self._group.leader.name, copy.deepcopy(self))
+        class RecordedNorm(norm.NormSums):
+            def end_task(self, task: str, parameters: Mapping[str, Tensors]) -> None:
+                super().end_task(task, parameters)
+                recorder.norm.setdefault(self._name, copy.deepcopy(self.system()))
 
-        monkeypatch.setattr(loop, "LinearSums", RecordedLinear)
-        monkeypatch.setattr(loop, "NormSums", RecordedNorm)
+        monkeypatch.setattr(linear, "LinearSums", RecordedLinear)
+        monkeypatch.setattr(norm, "NormSums", RecordedNorm)
 
 
 def test_sums_of_the_first_block_equal_the_released_statistics(

@@ -8,6 +8,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -41,16 +42,28 @@ from featcal_fusionbench.calibration import (
     ModuleResult,
     NonFiniteError,
     PhaseClock,
+    Releasable,
     RowRule,
     SilentObserver,
     SingularSystemError,
-    Spent,
     build_plan,
     calibrate,
     closed_form,
+    kinds,
     loop,
-    stops,
+    pauses,
     uniform_rows,
+)
+from featcal_fusionbench.calibration.kinds import linear, norm
+from featcal_fusionbench.calibration.kinds.base import (
+    BatchFeatures,
+    Cost,
+    Group,
+    Kind,
+    PlannedModule,
+    Solved,
+    Sums,
+    System,
 )
 from featcal_fusionbench.calibration.suspended import SuspendedForward
 
@@ -81,10 +94,10 @@ def t5_rows(module: str, block: int | None, blocks: int) -> RowRule:
     return MaskRows("decoder_attention_mask" if in_decoder else "attention_mask")
 
 
-SPENT = {
-    "clip": Spent(inputs=("pixel_values",), block_inputs=True),
-    "llama": Spent(block_inputs=True),
-    "t5": Spent(block_inputs=True),
+RELEASABLE = {
+    "clip": Releasable(inputs=("pixel_values",), block_inputs=True),
+    "llama": Releasable(block_inputs=True),
+    "t5": Releasable(block_inputs=True),
 }
 
 ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Callable[[object], Any], Any, int]] = {
@@ -113,7 +126,7 @@ def test_outputs_are_those_of_the_calibrated_model_bit_for_bit(
     data = {task: split(inputs(task), 3) for task in models.experts}
     model = models.copy().to(dtype)
     chosen = CalibrationSettings(**mode)
-    plan = build_plan(model, data["a"][0], chosen, rules, SPENT.get(name, Spent()))
+    plan = build_plan(model, data["a"][0], chosen, rules, RELEASABLE.get(name, Releasable()))
     assert len(plan.modules) == modules
     outputs: dict[tuple[str, int], Any] = {}
     result = calibrate(
@@ -148,7 +161,7 @@ def test_holding_activations_or_not_gives_the_same_weights_bit_for_bit(
     for hold in ("always", "never"):
         settings = CalibrationSettings(hold_activations=hold, forward_dtype=dtype)
         model = models.copy()
-        plan = build_plan(model, data["a"][0], settings, rules, SPENT.get(name, Spent()))
+        plan = build_plan(model, data["a"][0], settings, rules, RELEASABLE.get(name, Releasable()))
         assert plan.holds == (hold == "always")
         result = calibrate(model, models.base, models.weights, data, plan, settings)
         states.append(model.state_dict())
@@ -158,14 +171,17 @@ def test_holding_activations_or_not_gives_the_same_weights_bit_for_bit(
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_tensors_that_are_let_go_change_nothing(mode: dict[str, Any]) -> None:
+def test_tensors_that_are_released_change_nothing(mode: dict[str, Any]) -> None:
     """Also where a block's input is what its first Linears read, as in BERT."""
     models = family(tiny.bert())
     data = {task: split(text([5, 3, 7, 2], task), 2) for task in models.experts}
     states = []
-    for spent in (Spent(), Spent(inputs=("token_type_ids", "absent"), block_inputs=True)):
+    for releasable in (
+        Releasable(),
+        Releasable(inputs=("token_type_ids", "absent"), block_inputs=True),
+    ):
         model, settings = models.copy(), CalibrationSettings(**mode)
-        plan = build_plan(model, data["a"][0], settings, mask_rows, spent)
+        plan = build_plan(model, data["a"][0], settings, mask_rows, releasable)
         calibrate(model, models.base, models.weights, data, plan, settings)
         states.append(model.state_dict())
     assert largest_difference(*states) == 0
@@ -253,16 +269,16 @@ def test_a_task_taken_twice_is_that_task_at_half_the_ridge(granularity: str) -> 
 @given(
     granularity=st.sampled_from(GRANULARITIES),
     alpha=st.floats(0, 1),
-    lam=st.floats(1e-3, 5),
+    ridge_lambda=st.floats(1e-3, 5),
     rho=st.floats(0, 3),
 )
 @settings(deadline=None, max_examples=15)
 def test_one_expert_that_is_the_merged_model_is_given_back(
-    granularity: str, alpha: float, lam: float, rho: float
+    granularity: str, alpha: float, ridge_lambda: float, rho: float
 ) -> None:
     models = family(Toy(), tasks=("a",))
     only = Family(models.merged, models.base, {"a": models.merged})
-    common = {"granularity": granularity, "target_alpha": alpha, "ridge_lambda": lam}
+    common = {"granularity": granularity, "target_alpha": alpha, "ridge_lambda": ridge_lambda}
     data = toy_data(("a",))
     model, _ = only.calibrate(data, anchor_rho=1.0, epsilon=1e-13, **common)
     assert largest_difference(model.state_dict(), models.merged.state_dict()) < 1e-8
@@ -329,28 +345,113 @@ def test_length_and_side_of_padding_do_not_matter(granularity: str) -> None:
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_routes_agree(granularity: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the `output` route gets from the expert's own outputs, the `input` route computes."""
+    """What sums get from the expert's own outputs, they also get from its inputs and weights."""
     models = family(Toy())
     usual, _ = models.calibrate(toy_data(), mask_rows, granularity=granularity)
-    made = 0
-    original = loop.LinearSums
+    needed: list[str] = []
+    original = linear.Linear.expert_needs
 
-    def through_input(group: Any, **kwargs: Any) -> Any:
-        nonlocal made
-        sums = original(replace(group, route="input"), **kwargs)
-        update = sums.update
+    def input_alone(*args: Any) -> str:
+        needed.append(original(*args))
+        return "input"
 
-        def without_output(cal: Any, exp: Any, exp_output: Any, weights: Any) -> None:
-            update(cal, exp, None, weights)
-
-        made += group.route == "output"
-        sums.update = without_output
-        return sums
-
-    monkeypatch.setattr(loop, "LinearSums", through_input)
+    monkeypatch.setattr(linear.Linear, "expert_needs", input_alone)
     other, _ = models.calibrate(toy_data(), mask_rows, granularity=granularity)
-    assert made == 4
+    assert needed.count("output") == 4
     assert largest_difference(usual.state_dict(), other.state_dict()) < 1e-11
+
+
+# --- another kind of module ------------------------------------------------------------------
+
+
+class Centre(nn.Module):
+    """Subtracts a buffer and multiplies by a gain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) * self.weight
+
+
+class Centres(Kind):
+    """The mean of the merged model's inputs, and the mean of the experts' gains."""
+
+    name = "centre"
+
+    def recognises(self, module: nn.Module) -> bool:
+        return isinstance(module, Centre)
+
+    def describe(self, name: str, module: nn.Module, rows: int) -> PlannedModule:
+        return PlannedModule(name, self, (6,), ("weight", "mean"), rows, 6, 6)
+
+    def expert_needs(self, *_: Any) -> Any:
+        return "nothing"
+
+    def cost(self, group: Group) -> Cost:
+        return Cost(0.0, 6 * group.leader.rows, 0.0, 12, 0)
+
+    def new_sums(self, group: Group, *_: Any) -> Sums:
+        return CentreSums(group.leader.name)
+
+
+class CentreSums(Sums, System):
+    """Sums that are their own system."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.rows, self.tasks = name, 0, 0
+        self.total, self.gain = torch.zeros(2, 6, dtype=torch.float64)
+
+    def update(self, batch: BatchFeatures) -> None:
+        x = batch.merged.input.flatten(0, -2)
+        self.total += x.sum(0)
+        self.rows += len(x)
+
+    def end_task(self, task: str, parameters: Any) -> None:
+        self.gain += parameters[self.name]["weight"]
+        self.tasks += 1
+
+    def system(self) -> System:
+        return self
+
+    def solve(self, *_: Any) -> Solved:
+        return Solved({"weight": self.gain / self.tasks, "mean": self.total / self.rows})
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_kind_is_added_to_one_list_and_may_write_buffers(
+    mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            blocks = [nn.Sequential(Centre(), nn.Linear(6, 6)) for _ in range(2)]
+            self.blocks = nn.ModuleList(blocks)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    monkeypatch.setattr(kinds, "KINDS", (*kinds.KINDS, Centres()))
+    models = family(Centred())
+    data = {task: [{"x": toy_inputs(6, task)["x"]}] for task in models.experts}
+    model, result = models.calibrate(data, **mode)
+    found = {module.name: module.kind for module in result.modules if module.calibrated}
+    assert found == {
+        "blocks.0.0": "centre", "blocks.0.1": "linear",
+        "blocks.1.0": "centre", "blocks.1.1": "linear",
+    }  # fmt: skip
+    x = torch.cat([batches[0]["x"] for batches in data.values()]).flatten(0, 1)
+    for index in range(2):
+        gains = [expert[f"blocks.{index}.0.weight"] for expert in models.weights.values()]
+        centre = model.get_submodule(f"blocks.{index}.0")
+        torch.testing.assert_close(centre.get_buffer("mean"), x.mean(0))
+        torch.testing.assert_close(centre.weight.data, torch.stack(gains).mean(0))
+        with torch.no_grad():
+            x = model.get_submodule(f"blocks.{index}")(x)
 
 
 # --- how much work ---------------------------------------------------------------------------
@@ -377,10 +478,10 @@ def test_number_of_forwards_and_gram_products(
 
         model.get_submodule(name).register_forward_hook(hook)
 
-    class CountedSums(loop.LinearSums):
-        def __init__(self, group: Any, **kwargs: Any) -> None:
+    class CountedSums(linear.LinearSums):
+        def __init__(self, group: Any, *args: Any) -> None:
             made.append(len(group.modules))
-            super().__init__(group, **kwargs)
+            super().__init__(group, *args)
 
     class CountedPath(loop.ExpertPath):
         def __init__(self, model: nn.Module, trace: Any) -> None:
@@ -388,7 +489,7 @@ def test_number_of_forwards_and_gram_products(
             count(model, "merged")
             count(self.model, "expert")
 
-    monkeypatch.setattr(loop, "LinearSums", CountedSums)
+    monkeypatch.setattr(linear, "LinearSums", CountedSums)
     monkeypatch.setattr(loop, "ExpertPath", CountedPath)
     model, chosen = models.copy(), CalibrationSettings(**mode)
     plan = build_plan(model, data["a"][0], chosen, clip_vision_rows(0.01))
@@ -447,6 +548,7 @@ def test_data_are_read_once_and_only_when_needed() -> None:
 def test_progress_adds_up_and_results_are_whole(mode: dict[str, Any]) -> None:
     models = family(Toy())
     seen: list[ModuleResult] = []
+    ended: list[tuple[str, int]] = []
     flops = {"total": 0.0, "done": 0.0}
 
     class Watch(SilentObserver):
@@ -459,6 +561,9 @@ def test_progress_adds_up_and_results_are_whole(mode: dict[str, Any]) -> None:
         def on_module(self, result: ModuleResult) -> None:
             seen.append(result)
 
+        def on_stage_end(self, stage: str) -> None:
+            ended.append((stage, len(seen)))
+
     model, chosen = models.copy(), CalibrationSettings(**mode)
     plan = build_plan(model, toy_inputs(1, "a"), chosen)
     clock = PhaseClock()
@@ -467,6 +572,9 @@ def test_progress_adds_up_and_results_are_whole(mode: dict[str, Any]) -> None:
     )
     assert flops["done"] == pytest.approx(flops["total"]) and flops["total"] > 0
     assert tuple(seen) == result.modules
+    assert [name for name, _ in ended] == [stage.name for stage in plan.stages]
+    sizes = [len(list(stage.modules)) for stage in plan.stages]
+    assert [count for _, count in ended] == list(accumulate(sizes))
     assert result.skipped == plan.skipped and result.phases == clock.costs()
     assert {phase.name for phase in result.phases} == {"data", "forwards", "statistics", "solves"}
     for module in result.modules:
@@ -475,6 +583,7 @@ def test_progress_adds_up_and_results_are_whole(mode: dict[str, Any]) -> None:
         change = float((after - before).norm() / before.norm())
         assert module.relative_change == pytest.approx(change, rel=1e-4)
         assert module.rows == 3 * 6 * 4 and module.damping == 0 and module.note == ""
+        assert module.ridge_lambda == chosen.ridge_lambda
         assert (module.condition is None) == (module.kind != "linear")
         if module.condition is not None and module.residual is not None:
             assert 1 < module.condition < 1e4 and module.residual < 1e-5
@@ -494,7 +603,7 @@ def greenlets(monkeypatch: pytest.MonkeyPatch) -> list[SuspendedForward]:
             super().__init__(*args, **kwargs)
             made.append(self)
 
-    monkeypatch.setattr(stops, "SuspendedForward", Kept)
+    monkeypatch.setattr(pauses, "SuspendedForward", Kept)
     return made
 
 
@@ -626,7 +735,8 @@ def test_nothing_is_left_after_an_error_in_a_forward(
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("error", [Boom, KeyboardInterrupt])
 @pytest.mark.parametrize(
-    "where", ["on_start", "on_step", "on_module", "on_output", "solve", "data"]
+    "where",
+    ["on_start", "on_step", "on_module", "on_stage_end", "on_output", "solve", "data"],
 )
 def test_nothing_is_left_after_an_error_elsewhere(
     mode: dict[str, Any], error: type[BaseException], where: str, paths: Any, greenlets: Any,
@@ -679,7 +789,7 @@ def test_forwards_and_their_activations_are_freed() -> None:
             seen.append(weakref.ref(self))
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(stops, "SuspendedForward", Watched)
+        monkeypatch.setattr(pauses, "SuspendedForward", Watched)
         models.calibrate(toy_data())
     gc.collect()
     assert len(seen) == 12 and all(ref() is None for ref in seen)
@@ -763,6 +873,7 @@ def test_zero_ridge_without_enough_rows_is_refused_and_can_be_kept() -> None:
         one.calibrate(thin, **common)
     model, result = one.calibrate(thin, on_failure="keep", **common)
     assert not any(module.calibrated for module in result.modules)
+    assert {module.ridge_lambda for module in result.modules} == {None}
     assert all("singular" in module.note for module in result.modules)
     assert largest_difference(model.state_dict(), models.merged.state_dict()) == 0
     # full rank: no ridge is needed, and an expert alone is given back
@@ -870,9 +981,9 @@ def test_statistics_and_solves_are_never_in_bfloat16(
 
         monkeypatch.setattr(owner, name, watched)
 
-    for sums in (loop.LinearSums, loop.NormSums):
+    for sums in (linear.LinearSums, norm.NormSums):
         watch(sums, "update")
-        watch(sums, "fold")
+        watch(sums, "end_task")
     for name in ("factorise", "solve_weight", "solve_bias", "solve_layer_norm", "solve_rms_norm"):
         watch(closed_form, name)
     watch(nn.functional, "silu")

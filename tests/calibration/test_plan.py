@@ -32,8 +32,8 @@ from featcal_fusionbench.calibration import (
     NonFiniteError,
     Plan,
     PlanError,
+    Releasable,
     SilentObserver,
-    Spent,
     build_plan,
     calibrate,
 )
@@ -44,7 +44,7 @@ from featcal_fusionbench.calibration.estimate import (
     fit_to_memory,
     measure_matmul_rate,
 )
-from featcal_fusionbench.calibration.held import LiveTensors, measure_held
+from featcal_fusionbench.calibration.memory import LiveTensors, measure_memory_per_input
 from featcal_fusionbench.calibration.trace import find_blocks, trace_forward
 
 
@@ -58,9 +58,9 @@ def reasons(plan: Plan) -> dict[str, str]:
 
 
 def groups(plan: Plan, below: str) -> list[tuple[list[str], str]]:
-    """Names (without the prefix) and route of each group below a prefix."""
+    """Names (without the prefix) and what is needed of the expert, by group below a prefix."""
     return [
-        ([module.name.removeprefix(below) for module in group.modules], group.route)
+        ([module.name.removeprefix(below) for module in group.modules], group.expert_needs)
         for stage in plan.stages
         for group in stage.groups
         if group.leader.name.startswith(below)
@@ -76,9 +76,9 @@ def test_order_kinds_shapes(granularity: Any) -> None:
     norm1, norm2, gate, down = (
         by_name[f"blocks.1.{n}"] for n in ("norm1", "norm2", "gate", "down")
     )
-    assert (norm1.kind, norm1.shape, norm1.has_bias) == ("rms_norm", (6,), False)
-    assert (norm2.kind, norm2.shape, norm2.has_bias) == ("layer_norm", (6,), True)
-    assert (gate.kind, gate.shape, gate.has_bias) == ("linear", (10, 6), True)
+    assert (norm1.kind.name, norm1.shape, norm1.has_bias) == ("rms_norm", (6,), False)
+    assert (norm2.kind.name, norm2.shape, norm2.has_bias) == ("layer_norm", (6,), True)
+    assert (gate.kind.name, gate.shape, gate.has_bias) == ("linear", (10, 6), True)
     assert (down.in_features, down.out_features) == (10, 6)
     assert not by_name["blocks.0.up"].has_bias
     assert all(m.rows == 4 for m in plan.modules)
@@ -100,10 +100,10 @@ def test_rows_are_per_input_even_if_the_example_is_a_batch() -> None:
 def test_linears_of_one_input_form_a_group() -> None:
     plan = plan_toy()
     assert groups(plan, "blocks.0.") == [
-        (["norm1"], "output"),
+        (["norm1"], "nothing"),
         (["attention.q", "attention.k", "attention.v"], "input"),
         (["attention.out"], "output"),
-        (["norm2"], "output"),
+        (["norm2"], "nothing"),
         (["gate", "up"], "input"),
         (["down"], "output"),
     ]
@@ -117,20 +117,20 @@ def test_queries_are_weighed_apart_in_the_last_block_of_clip(granularity: Any) -
     plan = build_plan(model, images(1, "a"), settings, rules)
     blocks = [names[0].removesuffix("layer_norm1") for names in clip_modules(model)]
     inner = [
-        (["layer_norm1"], "output"),
+        (["layer_norm1"], "nothing"),
         (["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], "input"),
         (["self_attn.out_proj"], "output"),
-        (["layer_norm2"], "output"),
+        (["layer_norm2"], "nothing"),
         (["mlp.fc1"], "input"),
         (["mlp.fc2"], "output"),
     ]
     for block in blocks[:2]:
         found = groups(plan, block)
         # transformers has called query, key and value in more than one order
-        assert [(sorted(names), route) for names, route in found] == [
-            (sorted(names), route) for names, route in inner
+        assert [(sorted(names), needs) for names, needs in found] == [
+            (sorted(names), needs) for names, needs in inner
         ]
-    last = [(sorted(names), route) for names, route in groups(plan, blocks[2])]
+    last = [(sorted(names), needs) for names, needs in groups(plan, blocks[2])]
     assert (["self_attn.q_proj"], "output") in last
     assert (["self_attn.k_proj", "self_attn.v_proj"], "input") in last
     assert len(last) == 7
@@ -258,7 +258,7 @@ def test_a_model_of_conv1d_only_has_no_plan_but_its_norms_can_be_asked_for() -> 
     with pytest.raises(PlanError, match="no closed form for this kind of module"):
         build_plan(model, inputs, CalibrationSettings())
     plan = build_plan(model, inputs, CalibrationSettings(include=(r"ln_\d",)))
-    assert [m.kind for m in plan.modules] == ["layer_norm"] * 4
+    assert [m.kind.name for m in plan.modules] == ["layer_norm"] * 4
     assert reasons(plan)["lm_head"] == "not included by a pattern"
     heads = CalibrationSettings(include=("",))
     tied = reasons(build_plan(model, inputs, heads))
@@ -272,7 +272,7 @@ def test_grouped_query_attention() -> None:
     assert (shapes["q_proj"], shapes["k_proj"], shapes["v_proj"]) == ((16, 16), (8, 16), (8, 16))
     assert groups(plan, "model.layers.0.self_attn.")[0][1] == "input"
     assert len(groups(plan, "model.layers.0.self_attn.")) == 2
-    kinds = [m.kind for m in plan.modules if "norm" in m.name]
+    kinds = [m.kind.name for m in plan.modules if "norm" in m.name]
     assert kinds == ["rms_norm"] * 4
 
 
@@ -385,7 +385,9 @@ def test_flops_are_positive_and_grow(granularity: Any) -> None:
     assert flops_of(plan_toy(small, granularity=granularity, exclude=("down",))) < flops[0]
     # at least the two forwards and one Gram product
     linear = sum(
-        2 * m.rows * m.in_features * m.out_features for m in plans[0].modules if m.kind == "linear"
+        2 * m.rows * m.in_features * m.out_features
+        for m in plans[0].modules
+        if m.kind.name == "linear"
     )
     assert 2 * linear < flops[0] < 12 * linear
 
@@ -409,15 +411,15 @@ def test_a_plan_that_does_not_hold_is_what_the_setting_makes() -> None:
     never = plan_toy(hold_activations="never")
     assert not never.holds and holding.without_holding() == never
     assert not plan_toy(granularity="block", hold_activations="always").holds
-    stops = [stage.stop for stage in never.stages]
-    assert {(stop.module, stop.side) for stop in stops} == {
-        ("blocks.0", "inside"), ("blocks.1", "inside")
+    pauses = [stage.merged_pause for stage in never.stages]
+    assert {(pause.module, pause.side) for pause in pauses} == {
+        ("blocks.0", "in advance"), ("blocks.1", "in advance")
     }  # fmt: skip
-    # the inputs can be let go after the first stage, a norm's, since both paths are past them
-    first = never.stages[0].expert_stop
+    # the inputs can be released after the first stage, a norm's, since both paths are past them
+    first = never.stages[0].expert_pause
     assert first is not None and (first.module, first.side) == ("blocks.0", "entry")
-    last = [stage.expert_stop for stage in never.stages if stage.name.endswith("down")]
-    assert [(stop.module, stop.side) for stop in last if stop] == [
+    last = [stage.expert_pause for stage in never.stages if stage.name.endswith("down")]
+    assert [(pause.module, pause.side) for pause in last if pause] == [
         ("blocks.1", "entry"), ("head", "entry")
     ]  # fmt: skip
 
@@ -426,14 +428,14 @@ def test_a_plan_that_does_not_hold_is_what_the_setting_makes() -> None:
 
 
 MEASURED: dict[str, Any] = {
-    "clip": (clip, lambda: images(1, "a"), Spent(("pixel_values",), block_inputs=True)),
+    "clip": (clip, lambda: images(1, "a"), Releasable(("pixel_values",), block_inputs=True)),
     "llama": (llama, lambda: {k: v for k, v in text([4], "a").items() if k != "position_ids"},
-              Spent(block_inputs=True)),
+              Releasable(block_inputs=True)),
     "t5": (t5, lambda: {"input_ids": text([5], "a")["input_ids"],
                         "attention_mask": torch.ones(1, 5, dtype=torch.long),
                         "decoder_input_ids": text([3], "b")["input_ids"]},
-           Spent(block_inputs=True)),
-    "toy": (Toy, lambda: toy_inputs(1, "a"), Spent()),
+           Releasable(block_inputs=True)),
+    "toy": (Toy, lambda: toy_inputs(1, "a"), Releasable()),
 }  # fmt: skip
 
 
@@ -443,11 +445,11 @@ def test_what_is_held_grows_by_the_input_as_measured_on_one(
     name: str, mode: dict[str, Any]
 ) -> None:
     """The estimate's measurement against the memory that whole calibrations hold."""
-    make, inputs, spent = MEASURED[name]
+    make, inputs, releasable = MEASURED[name]
     models = family(make(), tasks=("a", "b"))
     settings = CalibrationSettings(**mode, forward_dtype="float64")
     example = inputs()
-    plan = build_plan(models.merged, example, settings, spent=spent)
+    plan = build_plan(models.merged, example, settings, releasable=releasable)
 
     def live_at_steps(count: int) -> list[int]:
         model, live, steps = models.copy(), LiveTensors(), []
@@ -471,9 +473,9 @@ def test_what_is_held_grows_by_the_input_as_measured_on_one(
 
     few, many = live_at_steps(1), live_at_steps(3)
     grown = [(more - less) / (2 * 2) for less, more in zip(few, many, strict=True)]
-    held = measure_held(plan, models.merged, example, settings)
-    assert max(grown) == held.paused
-    assert held.running > 0
+    memory = measure_memory_per_input(plan, models.merged, example, settings)
+    assert max(grown) == memory.paused
+    assert memory.running > 0
     if name == "clip" and not plan.holds:
         # after the first stages nothing but the residual stream of both paths
         assert set(grown[1:]) == {2 * 5 * 16 * 8}
@@ -481,9 +483,12 @@ def test_what_is_held_grows_by_the_input_as_measured_on_one(
 
 def test_holding_takes_several_times_as_much() -> None:
     model, settings = clip(layers=3), CalibrationSettings()
-    plan = build_plan(model, images(1, "a"), settings, spent=MEASURED["clip"][2])
-    of = [measure_held(p, model, images(1, "a"), settings) for p in (plan, plan.without_holding())]
-    assert of[0].paused > 2 * of[1].paused
+    plan = build_plan(model, images(1, "a"), settings, releasable=MEASURED["clip"][2])
+    holding, not_holding = (
+        measure_memory_per_input(of, model, images(1, "a"), settings)
+        for of in (plan, plan.without_holding())
+    )
+    assert holding.paused > 2 * not_holding.paused
     assert not hooks_of(model)
 
 

@@ -1,9 +1,10 @@
-"""Running sums: what they add up to, what has no influence on them, and what they cost."""
+"""Running sums: what they add up to and end in, what has no influence on them, what they cost."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -13,35 +14,57 @@ from hypothesis import strategies as st
 from tiny import randn
 from torch import Tensor, nn
 
-from featcal_fusionbench.calibration import NonFiniteError
+from featcal_fusionbench.calibration import CalibrationSettings, NonFiniteError
 from featcal_fusionbench.calibration.closed_form import factorise, solve_weight
-from featcal_fusionbench.calibration.plan import Group, PlannedModule
-from featcal_fusionbench.calibration.statistics import (
-    ExpertParameters,
-    LinearSums,
-    NormSums,
-    normalise,
+from featcal_fusionbench.calibration.kinds.base import (
+    BatchFeatures,
+    Group,
+    PlannedModule,
+    Sums,
+    System,
+    Tensors,
 )
+from featcal_fusionbench.calibration.kinds.linear import Linear, LinearSums, LinearSystem
+from featcal_fusionbench.calibration.kinds.norm import LayerNorm, NormSums, normalise
+from featcal_fusionbench.calibration.suspended import Capture
 
 ALPHA, EPSILON = 0.3, 1e-8
+CPU = torch.device("cpu")
 Route = Literal["input", "output"]
+LEAVES = ("weight", "bias")
 
 
 def linear_group(width: int, outs: Mapping[str, int], route: Route = "input") -> Group:
-    modules = tuple(PlannedModule(n, "linear", (out, width), True, 1) for n, out in outs.items())
-    return Group(modules, route)
+    modules = [
+        PlannedModule(name, Linear(), (out, width), LEAVES, 1, width, out)
+        for name, out in outs.items()
+    ]
+    return Group(tuple(modules), route)
 
 
-def norm_group(width: int) -> Group:
-    return Group((PlannedModule("norm", "layer_norm", (width,), True, 1),), "input")
+def new_sums(group: Group, *, alpha: float = ALPHA, dtype: Any = "float64") -> LinearSums:
+    if alpha == 0:
+        group = replace(group, expert_needs="nothing")
+    chosen = CalibrationSettings(target_alpha=alpha, epsilon=EPSILON, statistics_dtype=dtype)
+    return LinearSums(group, chosen, CPU)
 
 
-def new_sums(group: Group, *, alpha: float = ALPHA, dtype: Any = torch.float64) -> LinearSums:
-    return LinearSums(group, alpha=alpha, epsilon=EPSILON, dtype=dtype, device=torch.device("cpu"))
+def seen(
+    cal: Tensor,
+    exp: Tensor | None = None,
+    output: Tensor | None = None,
+    rows: Tensor | None = None,
+    experts: Mapping[str, Tensors] | None = None,
+    module: nn.Module | None = None,
+) -> BatchFeatures:
+    """A batch as the loop hands it over."""
+    expert = None if exp is None else Capture((exp,), {}, output)
+    merged = Capture((cal,), {})
+    return BatchFeatures(module or nn.Identity(), merged, expert, experts or {}, rows)
 
 
-def expert(width: int, out: int, key: object) -> ExpertParameters:
-    return ExpertParameters(randn(out, width, key=f"{key}/w"), randn(out, key=f"{key}/b"))
+def expert_of(width: int, out: int, key: object) -> dict[str, Tensor]:
+    return {"weight": randn(out, width, key=f"{key}/w"), "bias": randn(out, key=f"{key}/b")}
 
 
 class Task:
@@ -51,26 +74,26 @@ class Task:
         self.cal = randn(batch, tokens, width, key=f"{key}/cal")
         self.exp = self.cal + 0.3 * randn(batch, tokens, width, key=f"{key}/exp")
         self.rows = randn(batch, tokens, key=f"{key}/rows").abs()
-        self.expert = expert(width, out, key)
+        self.expert = expert_of(width, out, key)
 
     def add(self, sums: LinearSums, route: Route, rows: Tensor | None, size: int = 1000) -> None:
         """Run the task through the sums in batches of `size`."""
         for start in range(0, len(self.cal), size):
             part = slice(start, start + size)
-            output = self.exp[part] @ self.expert.weight.T if route == "output" else None
-            sums.update(
-                self.cal[part], self.exp[part], output, None if rows is None else rows[part]
-            )
-        sums.fold({"m": self.expert}, "task")
+            cal, exp, r = self.cal[part], self.exp[part], None if rows is None else rows[part]
+            weight, bias = self.expert.values()
+            output = exp @ weight.T + bias if route == "output" else None
+            sums.update(seen(cal, exp, output, r, {"m": self.expert}))
+        sums.end_task("task", {"m": self.expert})
 
 
-def assert_equal(one: LinearSums, other: LinearSums, rtol: float = 1e-11) -> None:
+def assert_equal(one: LinearSystem, other: LinearSystem, rtol: float = 1e-11) -> None:
     def close(a: Any, b: Any) -> None:
         torch.testing.assert_close(a, b, rtol=rtol, atol=rtol)
 
     close(one.gram, other.gram)
-    close(one.rhs["m"], other.rhs["m"])
-    close(one.expert_bias["m"], other.expert_bias["m"])
+    close(one.rhs, other.rhs)
+    close(one.expert_bias, other.expert_bias)
     close(one.mean_cal, other.mean_cal)
     close(one.task_weight, other.task_weight)
     assert one.rows == other.rows
@@ -94,16 +117,16 @@ def test_sums_are_those_of_the_paper(route: Route, weighted: bool, width: int) -
         g = (x.T * r) @ x / r.sum()
         omega = 1 / float(g.norm())
         gram = gram + omega * g
-        rhs = rhs + omega * (x.T * r) @ target @ task.expert.weight.T / r.sum()
+        rhs = rhs + omega * (x.T * r) @ target @ task.expert["weight"].T / r.sum()
         mean = mean + omega * (r @ x) / r.sum()
-        assert task.expert.bias is not None
-        mean_output = task.expert.weight @ (r @ target) / r.sum()
-        bias = bias + omega * (task.expert.bias + mean_output)
+        mean_output = task.expert["weight"] @ (r @ target) / r.sum()
+        bias = bias + omega * (task.expert["bias"] + mean_output)
         total += omega
-    found = (sums.gram, sums.rhs["m"], sums.mean_cal, sums.expert_bias["m"])
+    system = sums.system()
+    found = (system.gram, system.rhs["m"], system.mean_cal, system.expert_bias["m"])
     torch.testing.assert_close(found, (gram, rhs, mean, bias), rtol=1e-10, atol=1e-11)
-    assert sums.task_weight == pytest.approx(total)
-    assert sums.rows == sum(task.rows.numel() for task in tasks)
+    assert system.task_weight == pytest.approx(total)
+    assert system.rows == sum(task.rows.numel() for task in tasks)
 
 
 @given(
@@ -128,7 +151,7 @@ def test_order_and_size_of_batches_and_tasks_and_the_route_do_not_matter(
         order.shuffle(rows)
         task.cal, task.exp, task.rows = task.cal[rows], task.exp[rows], task.rows[rows]
         task.add(cut, "output", task.rows, size)
-    assert_equal(whole, cut)
+    assert_equal(whole.system(), cut.system())
 
 
 @given(key=st.integers(0, 10**6), copies=st.integers(2, 4), scale=st.floats(0.01, 100))
@@ -141,22 +164,25 @@ def test_copies_of_samples_and_the_scale_of_row_weights_change_nothing(
     task.add(once, "input", task.rows)
     task.cal, task.exp = task.cal.repeat(copies, 1, 1), task.exp.repeat(copies, 1, 1)
     task.add(often, "input", scale * task.rows.repeat(copies, 1))
-    assert often.rows == copies * once.rows
-    often.rows = once.rows
-    assert_equal(once, often)
+    one, many = once.system(), often.system()
+    assert many.rows == copies * one.rows
+    assert_equal(one, replace(many, rows=one.rows))
 
 
-@given(key=st.integers(0, 10**6), scale=st.floats(0.1, 10), lam=st.floats(1e-3, 1))
+@given(key=st.integers(0, 10**6), scale=st.floats(0.1, 10), ridge_lambda=st.floats(1e-3, 1))
 @settings(deadline=None, max_examples=20)
-def test_solution_is_linear_in_the_experts_and_anchor(key: int, scale: float, lam: float) -> None:
+def test_solution_is_linear_in_the_experts_and_anchor(
+    key: int, scale: float, ridge_lambda: float
+) -> None:
     def solution(weights: list[Tensor], anchor: Tensor) -> Tensor:
         sums = new_sums(linear_group(5, {"m": 3}))
         for index, weight in enumerate(weights):
             task = Task(f"{key}/{index}", 5, 3, batch=3)
-            task.expert = ExpertParameters(weight, task.expert.bias)
+            task.expert["weight"] = weight
             task.add(sums, "input", None)
-        factor = factorise(sums.gram, lam, 1e-12, name="m")
-        return solve_weight(factor, sums.rhs["m"] + lam * anchor.T, name="m").value
+        system = sums.system()
+        factor = factorise(system.gram, ridge_lambda, 1e-12, name="m")
+        return solve_weight(factor, system.rhs["m"] + ridge_lambda * anchor.T, name="m").value
 
     one, other = ([randn(3, 5, key=f"{key}/{s}/{i}") for i in range(3)] for s in "ab")
     both = [a + scale * b for a, b in zip(one, other, strict=True)]
@@ -181,68 +207,73 @@ def test_rows_of_weight_zero_have_no_influence_whatever_they_hold(route: Route) 
         task.cal[padding] = task.exp[padding] = value
         dirty = new_sums(linear_group(6, {"m": 3}, route))
         task.add(dirty, route, task.rows, size=3)
-        assert_equal(clean, dirty)
-        assert dirty.rows == 12
+        assert_equal(clean.system(), dirty.system())
+        assert dirty.system().rows == 12
 
 
 def test_a_task_without_rows_counts_for_nothing() -> None:
     one, other = new_sums(linear_group(5, {"m": 3})), new_sums(linear_group(5, {"m": 3}))
     full, empty = Task(0, 5, 3, batch=3), Task(1, 5, 3, batch=2)
     full.add(one, "input", None)
-    other.fold({"m": empty.expert}, "no batches")
+    other.end_task("no batches", {"m": empty.expert})
     empty.add(other, "input", torch.zeros_like(empty.rows))
     full.add(other, "input", None)
-    assert_equal(one, other)
+    assert_equal(one.system(), other.system())
     nothing = new_sums(linear_group(5, {"m": 3}))
     empty.add(nothing, "input", torch.zeros_like(empty.rows))
-    assert nothing.rows == 0 and nothing.task_weight == 0 and not nothing.gram.any()
+    system = nothing.system()
+    assert system.rows == 0 and system.task_weight == 0 and not system.gram.any()
 
 
 def test_without_interpolation_no_expert_features_are_needed() -> None:
     task = Task(0, 5, 3, batch=3)
-    none, zero = (new_sums(linear_group(5, {"m": 3}), alpha=0.0) for _ in range(2))
-    none.update(task.cal, None, None, None)
-    none.fold({"m": task.expert}, "t")
+    none = new_sums(linear_group(5, {"m": 3}), alpha=0.0)
+    none.update(seen(task.cal))
+    none.end_task("t", {"m": task.expert})
     task.exp = task.cal
     other = new_sums(linear_group(5, {"m": 3}), alpha=0.7)
     task.add(other, "input", None)
-    assert_equal(none, other)
-    assert zero.rows == 0
+    assert_equal(none.system(), other.system())
 
 
 def test_linears_of_one_input_share_the_gram_matrix() -> None:
     task = Task(0, 5, 3, batch=3)
     outs = {"q": 3, "k": 2, "v": 4}
-    experts = {name: expert(5, out, name) for name, out in outs.items()}
-    shared = new_sums(linear_group(5, outs))
-    shared.update(task.cal, task.exp, None, None)
-    shared.fold(experts, "t")
+    experts = {name: expert_of(5, out, name) for name, out in outs.items()}
+
+    def system(outs: Mapping[str, int]) -> LinearSystem:
+        sums = new_sums(linear_group(5, outs))
+        sums.update(seen(task.cal, task.exp))
+        sums.end_task("t", experts)
+        return sums.system()
+
+    shared = system(outs)
     for name, out in outs.items():
-        alone = new_sums(linear_group(5, {name: out}))
-        alone.update(task.cal, task.exp, None, None)
-        alone.fold(experts, "t")
+        alone = system({name: out})
         torch.testing.assert_close(alone.gram, shared.gram, rtol=0, atol=0)
         torch.testing.assert_close(alone.rhs[name], shared.rhs[name], rtol=0, atol=0)
         torch.testing.assert_close(alone.expert_bias[name], shared.expert_bias[name])
 
 
-def bytes_of(sums: LinearSums | NormSums) -> int:
+def bytes_of(sums: Sums) -> int:
     """All memory that running sums hold on to."""
-    seen: dict[int, int] = {}
+    found: dict[int, int] = {}
 
     def walk(value: Any) -> None:
         if isinstance(value, Tensor):
             storage = value.untyped_storage()
-            seen[storage.data_ptr()] = storage.nbytes()
+            found[storage.data_ptr()] = storage.nbytes()
         elif isinstance(value, dict):
             for item in value.values():
                 walk(item)
+        elif isinstance(value, System):
+            walk(vars(value))
         else:
-            assert value is None or isinstance(value, int | float | torch.dtype | Group), value
+            assert value is None or isinstance(value, int | float | str | torch.dtype | Group)
 
     for value in vars(sums).values():
         walk(value)
-    return sum(seen.values())
+    return sum(found.values())
 
 
 @pytest.mark.parametrize("route", ["input", "output"])
@@ -267,9 +298,50 @@ def test_nothing_of_one_task_is_left_for_the_next() -> None:
     second.add(both, "input", second.rows)
     first.add(one, "input", first.rows)
     second.add(two, "input", second.rows)
-    torch.testing.assert_close(both.gram, one.gram + two.gram)
-    torch.testing.assert_close(both.rhs["m"], one.rhs["m"] + two.rhs["m"])
-    torch.testing.assert_close(both.mean_cal, one.mean_cal + two.mean_cal)
+    whole, a, b = (sums.system() for sums in (both, one, two))
+    torch.testing.assert_close(whole.gram, a.gram + b.gram)
+    torch.testing.assert_close(whole.rhs["m"], a.rhs["m"] + b.rhs["m"])
+    torch.testing.assert_close(whole.mean_cal, a.mean_cal + b.mean_cal)
+
+
+def test_rows_held_out_are_summed_apart() -> None:
+    task = Task(0, 5, 3, batch=6)
+    fitted, heldout = task.rows.clone(), task.rows.clone()
+    fitted[4:], heldout[:4] = 0, 0
+    for weights, part in ((fitted, slice(4)), (heldout, slice(4, None))):
+        apart, alone = (new_sums(linear_group(5, {"m": 3}, "output")) for _ in range(2))
+        task.add(apart, "output", weights, size=3)
+        of_part = Task(0, 5, 3, batch=6)
+        of_part.cal, of_part.exp = task.cal[part], task.exp[part]
+        of_part.add(alone, "output", task.rows[part])
+        assert_equal(apart.system(), alone.system())
+
+
+def test_a_system_is_solved_for_any_ridge_as_often_as_wanted() -> None:
+    outs = {"q": 3, "k": 2}
+    group = linear_group(5, outs)
+    experts = {name: expert_of(5, out, name) for name, out in outs.items()}
+    anchors = {name: expert_of(5, out, f"{name}/anchor") for name, out in outs.items()}
+    task = Task(0, 5, 3, batch=3)
+
+    def system() -> LinearSystem:
+        sums = new_sums(group)
+        sums.update(seen(task.cal, task.exp))
+        sums.end_task("t", experts)
+        return sums.system()
+
+    def solve(system: System, ridge_lambda: float) -> list[Tensor]:
+        solved = [system.solve(m, ridge_lambda, anchors[m.name].__getitem__) for m in group.modules]
+        return [value for of in solved for value in of.values.values()]
+
+    often = system()
+    by_ridge = {}
+    for ridge_lambda in (0.05, 3.0, 1e-3, 0.05):
+        by_ridge[ridge_lambda] = values = solve(often, ridge_lambda)
+        fresh = solve(system(), ridge_lambda)
+        assert len(values) == 4 and all(map(torch.equal, values, fresh))
+    assert not torch.equal(by_ridge[3.0][0], by_ridge[0.05][0])
+    assert_equal(often, system(), rtol=0)
 
 
 @pytest.mark.parametrize("route", ["input", "output"])
@@ -287,23 +359,26 @@ def test_non_finite_features_name_task_path_and_module(
 
 def test_float32_is_near_float64() -> None:
     task = Task(0, 64, 8, batch=20)
-    double, single = (
-        new_sums(linear_group(64, {"m": 8}), dtype=d) for d in (torch.float64, torch.float32)
-    )
+    double, single = (new_sums(linear_group(64, {"m": 8}), dtype=d) for d in ("float64", "float32"))
     task.add(double, "input", task.rows)
-    weight, bias = task.expert.weight.float(), task.expert.bias
-    assert bias is not None
-    single.update(task.cal.float(), task.exp.float(), None, task.rows)
-    single.fold({"m": ExpertParameters(weight, bias.float())}, "t")
-    torch.testing.assert_close(single.gram.double(), double.gram, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(single.rhs["m"].double(), double.rhs["m"], rtol=1e-5, atol=1e-5)
+    task.cal, task.exp = task.cal.float(), task.exp.float()
+    task.expert = {leaf: value.float() for leaf, value in task.expert.items()}
+    task.add(single, "input", task.rows)
+    one, two = single.system(), double.system()
+    torch.testing.assert_close(one.gram.double(), two.gram, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(one.rhs["m"].double(), two.rhs["m"], rtol=1e-5, atol=1e-5)
 
 
 # --- norms -----------------------------------------------------------------------------------
 
 
 def new_norm(width: int = 5) -> NormSums:
-    return NormSums(norm_group(width), dtype=torch.float64, device=torch.device("cpu"))
+    norm = PlannedModule("norm", LayerNorm(), (width,), LEAVES, 1, width, width)
+    chosen = CalibrationSettings(statistics_dtype="float64")
+    return NormSums(Group((norm,), "nothing"), chosen, CPU)
+
+
+PLAIN = {"norm": {"weight": torch.ones(5), "bias": torch.zeros(5)}}
 
 
 @given(
@@ -322,8 +397,9 @@ def test_norm_sums_are_those_of_the_specification(
         x[r == 0] = math.nan
         w, b = randn(5, key=f"{key}/{index}/w"), randn(5, key=f"{key}/{index}/b")
         for start in range(0, len(x), size):
-            sums.update(norm, x[start : start + size], r[start : start + size])
-        sums.fold(ExpertParameters(w, None if rms else b), "t")
+            part = slice(start, start + size)
+            sums.update(seen(x[part], rows=r[part], module=norm))
+        sums.end_task("t", {"norm": {"weight": w} if rms else {"weight": w, "bias": b}})
         kept = x[r > 0]
         if not rms:
             kept = kept - kept.mean(1, keepdim=True)
@@ -335,29 +411,31 @@ def test_norm_sums_are_those_of_the_specification(
         moments = moments + torch.stack([e, m])
         gain = gain + e * w + (0 if rms else m * b)
         shift = shift + m * w + (0 if rms else b)
-    torch.testing.assert_close(sums.moments, moments.double(), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(sums.expert_gain, gain.double(), rtol=1e-10, atol=1e-12)
+    system = sums.system()
+    torch.testing.assert_close(system.moments, moments.double(), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(system.expert_gain, gain.double(), rtol=1e-10, atol=1e-12)
     if not rms:
-        torch.testing.assert_close(sums.expert_shift, shift.double(), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(system.expert_shift, shift.double(), rtol=1e-10, atol=1e-12)
 
 
 def test_norm_sums_do_not_grow_and_skip_tasks_without_rows() -> None:
     sums, norm = new_norm(), nn.LayerNorm(5)
     size = bytes_of(sums)
     for index in range(20):
-        sums.update(norm, randn(2, 3, 5, key=index), None)
-        sums.fold(ExpertParameters(torch.ones(5), torch.zeros(5)), "t")
-    sums.update(norm, randn(2, 3, 5, key=99), torch.zeros(2, 3))
-    sums.fold(ExpertParameters(torch.ones(5), torch.zeros(5)), "t")
-    assert sums.tasks == 20 and sums.rows == 120 and bytes_of(sums) == size
+        sums.update(seen(randn(2, 3, 5, key=index), module=norm))
+        sums.end_task("t", PLAIN)
+    sums.update(seen(randn(2, 3, 5, key=99), rows=torch.zeros(2, 3), module=norm))
+    sums.end_task("t", PLAIN)
+    assert bytes_of(sums) == size
+    assert sums.system().tasks == 20 and sums.system().rows == 120
 
 
 def test_non_finite_norm_input_names_task_and_module() -> None:
     sums, features = new_norm(), randn(2, 3, 5, key=0)
     features[1, 1, 1] = math.nan
-    sums.update(nn.LayerNorm(5), features, None)
+    sums.update(seen(features, module=nn.LayerNorm(5)))
     with pytest.raises(NonFiniteError, match="task some: the merged model's .* at norm"):
-        sums.fold(ExpertParameters(torch.ones(5), torch.zeros(5)), "some")
+        sums.end_task("some", PLAIN)
 
 
 @pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm", "RMSNorm without eps", "T5", "Llama"])

@@ -29,10 +29,11 @@ from featcal_fusionbench.calibration import (
     Weights,
     build_plan,
     calibrate,
-    loop,
 )
 from featcal_fusionbench.calibration.expert_path import ExpertPath
-from featcal_fusionbench.calibration.suspended import StopPoints, SuspendedForward
+from featcal_fusionbench.calibration.kinds import linear
+from featcal_fusionbench.calibration.kinds.base import BatchFeatures
+from featcal_fusionbench.calibration.suspended import PauseHooks, SuspendedForward
 from featcal_fusionbench.calibration.trace import trace_forward
 
 
@@ -58,14 +59,14 @@ def start(model: nn.Module, x: Tensor | None = None) -> SuspendedForward:
     return SuspendedForward(lambda: model(x), "the forward of task t, batch 3")
 
 
-def test_changes_made_at_a_stop_are_what_the_resumed_forward_uses(chain: Chain) -> None:
-    with StopPoints(chain) as stops:
-        stops.capture("b", "b", output=False)
-        stops.at_entry("b")
+def test_changes_made_at_a_pause_are_what_the_resumed_forward_uses(chain: Chain) -> None:
+    with PauseHooks(chain) as hooks:
+        hooks.capture("b", "b", output=False)
+        hooks.at_entry("b")
         forwards = [start(chain, torch.full((1, 2), float(i))) for i in range(3)]
         for i, forward in enumerate(forwards):
             pause = forward.resume("b")
-            assert pause.stop == "b" and not pause.output
+            assert pause.name == "b" and pause.last is None
             expected = chain.a(torch.full((1, 2), float(i)))
             assert torch.equal(pause.capture_of("b").input, expected)
         chain.b.weight.mul_(3)
@@ -78,9 +79,9 @@ def test_changes_made_at_a_stop_are_what_the_resumed_forward_uses(chain: Chain) 
 
 
 def test_output_equals_a_fresh_forward(chain: Chain) -> None:
-    with StopPoints(chain) as stops:
+    with PauseHooks(chain) as hooks:
         for name in "abc":
-            stops.at_entry(name)
+            hooks.at_entry(name)
         forward = start(chain)
         for name in "abc":
             forward.resume(name)
@@ -89,20 +90,20 @@ def test_output_equals_a_fresh_forward(chain: Chain) -> None:
 
 
 def test_exit_hands_over_call_and_output(chain: Chain) -> None:
-    with StopPoints(chain) as stops:
-        stops.at_exit("b", stop="after b")
+    with PauseHooks(chain) as hooks:
+        hooks.at_exit("b", pause="after b")
         pause = start(chain).resume("after b")
-    assert pause.call is not None
-    (x,), kwargs = pause.call
-    assert kwargs == {} and torch.equal(pause.output, chain.b(x))
+    assert pause.last is not None
+    (x,) = pause.last.args
+    assert pause.last.kwargs == {} and torch.equal(pause.last.output, chain.b(x))
 
 
-def test_captures_are_those_of_the_stop_that_the_forward_is_bound_for(chain: Chain) -> None:
-    with StopPoints(chain) as stops:
-        stops.capture("a", "b", output=True)
-        stops.at_entry("b")
-        stops.capture("b", "end", output=False)  # hooks of one module run in their order
-        stops.at_entry("c", stop="end")
+def test_captures_are_those_of_the_pause_that_the_forward_is_bound_for(chain: Chain) -> None:
+    with PauseHooks(chain) as hooks:
+        hooks.capture("a", "b", output=True)
+        hooks.at_entry("b")
+        hooks.capture("b", "end", output=False)  # hooks of one module run in their order
+        hooks.at_entry("c", pause="end")
         forward = start(chain)
         first, second = forward.resume("b"), forward.resume("end")
         assert set(first.captures) == {"a"} and set(second.captures) == {"b"}
@@ -115,13 +116,13 @@ def test_captures_are_those_of_the_stop_that_the_forward_is_bound_for(chain: Cha
 
 def test_other_forwards_pass_all_hooks_by(chain: Chain) -> None:
     expected = chain(torch.ones(1, 2))
-    with StopPoints(chain) as stops:
-        stops.at_entry("a")
-        stops.at_exit("a")
-        stops.capture("a", "a", output=True)
-        stops.inside("b", "b", ["b"])
-        stops.let_go_inputs("b")
-        stops.let_go_input_of("b")
+    with PauseHooks(chain) as hooks:
+        hooks.at_entry("a")
+        hooks.at_exit("a")
+        hooks.capture("a", "a", output=True)
+        hooks.in_advance("b", "b", ["b"])
+        hooks.release_inputs("b")
+        hooks.release_input_of("b")
         x = torch.ones(1, 2)
         assert torch.equal(chain(x), expected) and x.numel() == 2
         forward = start(chain)
@@ -140,14 +141,14 @@ class Chains(nn.Module):
         return self.block(self.before(x))
 
 
-def test_a_block_is_run_in_advance_for_each_stop_and_then_for_real(chain: Chain) -> None:
+def test_a_block_is_run_in_advance_for_each_pause_and_then_for_real(chain: Chain) -> None:
     model, calls = Chains(), []
     for name, module in model.named_modules():
         module.register_forward_hook(lambda *_, name=name: calls.append(name))
-    with StopPoints(model) as stops:
+    with PauseHooks(model) as hooks:
         for name, output in (("block.a", False), ("block.b", True), ("block.c", False)):
-            stops.capture(name, name, output=output)
-            stops.inside("block", name, [name])
+            hooks.capture(name, name, output=output)
+            hooks.in_advance("block", name, [name])
         forward = start(model)
         for name, ran in (
             ("block.a", ["before"]),
@@ -167,9 +168,9 @@ def test_a_block_is_run_in_advance_for_each_stop_and_then_for_real(chain: Chain)
 def test_a_run_in_advance_leaves_nothing_but_the_captures(chain: Chain) -> None:
     model, seen = Chains(), []
     model.block.a.register_forward_hook(lambda _, __, output: seen.append(weakref.ref(output)))
-    with StopPoints(model) as stops:
-        stops.capture("block.c", "c", output=False)
-        stops.inside("block", "c", ["block.c"])
+    with PauseHooks(model) as hooks:
+        hooks.capture("block.c", "c", output=False)
+        hooks.in_advance("block", "c", ["block.c"])
         forward = start(model)
         pause = forward.resume("c")
         assert len(seen) == 1 and seen[0]() is None
@@ -188,9 +189,9 @@ def test_a_run_in_advance_ends_through_code_that_catches_exceptions(chain: Chain
 
     model = Chains()
     model.block = Careful()
-    with StopPoints(model) as stops:
-        stops.capture("block.b", "b", output=False)
-        stops.inside("block", "b", ["block.b"])
+    with PauseHooks(model) as hooks:
+        hooks.capture("block.b", "b", output=False)
+        hooks.in_advance("block", "b", ["block.b"])
         forward = start(model)
         assert "block.b" in forward.resume("b").captures
         assert torch.equal(forward.finish(), model(torch.ones(1, 2)))
@@ -203,26 +204,26 @@ def test_a_module_that_runs_twice_is_found_in_the_real_run_too(chain: Chain) -> 
 
     model = Chains()
     model.block = Twice()
-    with StopPoints(model) as stops:
-        stops.capture("block.b", "b", output=False)
-        stops.inside("block", "b", ["block.b"])
+    with PauseHooks(model) as hooks:
+        hooks.capture("block.b", "b", output=False)
+        hooks.in_advance("block", "b", ["block.b"])
         forward = start(model)
         forward.resume("b")
         with pytest.raises(ForwardError, match=r"failed after b: .*block\.b ran once more"):
             forward.finish()
 
 
-def test_spent_tensors_are_let_go_where_the_hooks_say(chain: Chain) -> None:
+def test_tensors_are_released_where_the_hooks_say(chain: Chain) -> None:
     x = torch.ones(1, 2)
     own, model = x.detach(), Chains()
     embedded: list[Tensor] = []
     model.before.register_forward_hook(lambda _, __, output: embedded.append(output))
-    with StopPoints(model) as stops:
-        stops.let_go_inputs("block")
-        stops.let_go_input_of("block.a")
-        stops.at_entry("block.a", stop="first")
-        stops.at_entry("block.c", stop="end")
-        forward = SuspendedForward(lambda: model(own), "the forward", spent=[own])
+    with PauseHooks(model) as hooks:
+        hooks.release_inputs("block")
+        hooks.release_input_of("block.a")
+        hooks.at_entry("block.a", pause="first")
+        hooks.at_entry("block.c", pause="end")
+        forward = SuspendedForward(lambda: model(own), "the forward", releasable=[own])
         forward.resume("first")
         assert own.numel() == 0 and x.numel() == 2  # the user's own tensor stays
         assert embedded[0].numel() == 2
@@ -231,47 +232,47 @@ def test_spent_tensors_are_let_go_where_the_hooks_say(chain: Chain) -> None:
         assert torch.equal(forward.finish(), model(x))
 
 
-def test_what_is_about_to_be_handed_over_is_not_let_go(chain: Chain) -> None:
-    with StopPoints(chain) as stops:
-        stops.let_go_input_of("a")
-        stops.capture("a", "b", output=False)
-        stops.at_entry("b")
+def test_what_is_about_to_be_handed_over_is_not_released(chain: Chain) -> None:
+    with PauseHooks(chain) as hooks:
+        hooks.release_input_of("a")
+        hooks.capture("a", "b", output=False)
+        hooks.at_entry("b")
         pause = start(chain).resume("b")
         assert torch.equal(pause.captures["a"].input, torch.ones(1, 2))
 
 
-def test_reading_what_was_let_go_is_an_error_with_its_place(chain: Chain) -> None:
+def test_reading_what_was_released_is_an_error_with_its_place(chain: Chain) -> None:
     class Skips(Chains):
         def forward(self, x: Tensor) -> Tensor:
             hidden = self.before(x)
             return self.block(hidden) + hidden
 
     model = Skips()
-    with StopPoints(model) as stops:
-        stops.let_go_input_of("block")
-        stops.at_entry("block")
+    with PauseHooks(model) as hooks:
+        hooks.release_input_of("block")
+        hooks.at_entry("block")
         forward = start(model, torch.ones(3, 2))
         forward.resume("block")
         with pytest.raises(ForwardError, match="failed after block: RuntimeError: The size of"):
             forward.finish()
 
 
-def test_planned_and_real_stops_must_agree(chain: Chain) -> None:
-    with StopPoints(chain) as stops:
-        stops.at_entry("b")
+def test_planned_and_real_pauses_must_agree(chain: Chain) -> None:
+    with PauseHooks(chain) as hooks:
+        hooks.at_entry("b")
         with pytest.raises(ForwardError, match="batch 3 came to b where c was planned.*Exclude"):
             start(chain).resume("c")
         forward = start(chain)
         forward.resume("b")
         with pytest.raises(ForwardError, match="batch 3 ended after b without reaching c"):
             forward.resume("c")
-        with pytest.raises(ForwardError, match="batch 3 came to b although no stop"):
+        with pytest.raises(ForwardError, match="batch 3 came to b although no pause"):
             start(chain).finish()
 
 
 def test_failure_names_forward_and_place(chain: Chain) -> None:
-    with StopPoints(chain) as stops:
-        stops.at_entry("b")
+    with PauseHooks(chain) as hooks:
+        hooks.at_entry("b")
         with pytest.raises(ForwardError, match="batch 3 failed after its start: RuntimeError: "):
             start(chain, torch.ones(1, 5)).resume("b")
         forward = start(chain)
@@ -287,8 +288,8 @@ def test_out_of_device_memory_says_what_to_lower(chain: Chain) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     chain.b.register_forward_pre_hook(fail)
-    with StopPoints(chain) as stops:
-        stops.at_entry("a")
+    with PauseHooks(chain) as hooks:
+        hooks.at_entry("a")
         forward = start(chain)
         forward.resume("a")
         with pytest.raises(ForwardError, match="out of device memory after a: lower batch_size"):
@@ -300,8 +301,8 @@ def test_interrupt_passes_through_unchanged(chain: Chain) -> None:
         raise KeyboardInterrupt
 
     chain.b.register_forward_pre_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt), StopPoints(chain) as stops:
-        stops.at_entry("c")
+    with pytest.raises(KeyboardInterrupt), PauseHooks(chain) as hooks:
+        hooks.at_entry("c")
         start(chain).resume("c")
     assert not [name for name in hooks_of(chain) if name != "b"]
 
@@ -318,8 +319,8 @@ def test_close_ends_a_forward_wherever_it_is(chain: Chain) -> None:
                 raise
 
     model = Watched()
-    with StopPoints(model) as stops:
-        stops.at_entry("b")
+    with PauseHooks(model) as hooks:
+        hooks.at_entry("b")
         paused, ended, unborn = start(model), start(model), start(model)
         paused.resume("b")
         ended.resume("b")
@@ -332,20 +333,20 @@ def test_close_ends_a_forward_wherever_it_is(chain: Chain) -> None:
 
 
 def test_a_forward_may_be_resumed_from_another_greenlet(chain: Chain) -> None:
-    with StopPoints(chain) as stops:
-        stops.at_entry("b")
-        stops.at_entry("c")
+    with PauseHooks(chain) as hooks:
+        hooks.at_entry("b")
+        hooks.at_entry("c")
         forward = start(chain)
         forward.resume("b")
         pause = greenlet(lambda: forward.resume("c")).switch()
-        assert pause.stop == "c"
+        assert pause.name == "c"
         assert torch.equal(forward.finish(), chain(torch.ones(1, 2)))
 
 
 def test_handed_over_captures_are_not_kept_by_the_paused_forward(chain: Chain) -> None:
-    with StopPoints(chain) as stops:
-        stops.capture("a", "end", output=True)
-        stops.at_entry("c", stop="end")
+    with PauseHooks(chain) as hooks:
+        hooks.capture("a", "end", output=True)
+        hooks.at_entry("c", pause="end")
         forward = start(chain)
         pause = forward.resume("end")
         output = pause.captures["a"].output
@@ -366,16 +367,17 @@ def test_wide_features_of_the_expert_are_gone_after_their_statistics(
     models = family(Toy())
     seen: dict[str, list[Any]] = {}
 
-    class Watched(loop.LinearSums):
-        def update(self, cal: Tensor, exp: Any, exp_output: Any, weights: Any) -> None:
-            super().update(cal, exp, exp_output, weights)
+    class Watched(linear.LinearSums):
+        def update(self, batch: BatchFeatures) -> None:
+            super().update(batch)
             name = self._group.leader.name
             # all of earlier batches and tasks must be gone
             assert all(ref() is None for ref in seen.get(name, [])), name
             if name.endswith("down"):
-                seen.setdefault(name, []).append(weakref.ref(exp))
+                assert batch.expert is not None
+                seen.setdefault(name, []).append(weakref.ref(batch.expert.input))
 
-    monkeypatch.setattr(loop, "LinearSums", Watched)
+    monkeypatch.setattr(linear, "LinearSums", Watched)
     data = {task: split(toy_inputs(6, task), 2) for task in models.experts}
     models.calibrate(data)
     assert {name: len(refs) for name, refs in seen.items()} == {
@@ -547,9 +549,9 @@ def test_a_path_run_in_pieces_equals_the_expert_itself() -> None:
     x = toy_inputs(2, "a")["x"]
     path, trace = path_of(merged, {"x": x})
     stop = trace.calls_of("blocks.1")[0].enter
-    with torch.no_grad(), StopPoints(path.model) as stops:
-        stops.at_entry("blocks.0")
-        stops.at_entry("blocks.1")
+    with torch.no_grad(), PauseHooks(path.model) as hooks:
+        hooks.at_entry("blocks.0")
+        hooks.at_entry("blocks.1")
         forward = SuspendedForward(lambda: path.model(x), "path")
         event = -1
         for name in ("blocks.0", "blocks.1"):

@@ -313,6 +313,7 @@ MODULES = st.builds(
     NUMBERS,
     st.booleans(),
     SHORT,
+    st.none() | NUMBERS,
 )
 TIMES = st.datetimes(timezones=st.just(START.tzinfo))
 REPORTS = st.builds(
@@ -449,7 +450,7 @@ def add_entry(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (change_format_version, "format version 99.*reads version 2.*or run again"),
+        (change_format_version, "format version 99.*reads version 3.*or run again"),
         (change_format, "not a FeatCal run report: give the path"),
         (make_lambda_negative, "settings is not a CalibrationSettings: ridge_lambda=-1.* again"),
         (make_count_a_boolean, r"modules\[1\]\.rows should be a whole number, not True.*run again"),

@@ -32,7 +32,7 @@ class Reference:
     """One calibration's settings; the defaults are the engine's."""
 
     granularity: str = "module"
-    lam: float = 0.05
+    ridge_lambda: float = 0.05
     rho: float = 2.0
     alpha: float = 0.3
     epsilon: float = 1e-8
@@ -124,9 +124,9 @@ class Reference:
             root = np.sqrt(omegas[-1] * task.share)[:, None]
             left.append(root * task.cal)
             right.append(root * (target @ task.weight.T))
-        ridge = np.sqrt(self.lam + self.epsilon)
+        ridge = np.sqrt(self.ridge_lambda + self.epsilon)
         left.append(ridge * np.eye(anchor.shape[1]))
-        right.append(self.lam / ridge * anchor.T)
+        right.append(self.ridge_lambda / ridge * anchor.T)
         weight = least_squares(np.concatenate(left), np.concatenate(right)).T
         if bias_anchor is None:
             return {"weight": weight}
@@ -136,8 +136,8 @@ class Reference:
             outputs = target @ task.weight.T + task.bias - task.cal @ weight.T
             left.append(np.sqrt(omega))
             right.append(np.sqrt(omega) * (task.share @ outputs))
-        left.append(np.sqrt(self.lam))
-        right.append(np.sqrt(self.lam) * bias_anchor)
+        left.append(np.sqrt(self.ridge_lambda))
+        right.append(np.sqrt(self.ridge_lambda) * bias_anchor)
         bias = least_squares(np.array(left)[:, None], np.array(right))[0]
         return {"weight": weight, "bias": bias}
 
@@ -150,7 +150,7 @@ class Reference:
     ) -> dict[str, Array]:
         """Per channel: min Σ_i E[(γ z + β − γ_i z − β_i)²] + λ(γ − γ_anc)² + λ(β − β_anc)²."""
         zs = [normalised(module, task.cal) for task in tasks]
-        root = np.sqrt(self.lam)
+        root = np.sqrt(self.ridge_lambda)
         gains, shifts = [], []
         for channel in range(len(gain_anchor)):
             left, right = [], []

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["NOTHING_SPENT", "Spent", "let_go"]
+__all__ = ["NOTHING_RELEASABLE", "Releasable", "release"]
 
 
 @dataclass(frozen=True)
-class Spent:
+class Releasable:
     """What a model's forward does not read again; said by its architecture.
 
     A paused forward keeps every argument and local variable of its frames alive. Of what is named
@@ -26,11 +26,11 @@ class Spent:
     block_inputs: bool = False
 
 
-NOTHING_SPENT = Spent()
+NOTHING_RELEASABLE = Releasable()
 
 
-def let_go(tensor: Tensor) -> None:
-    """Give up a tensor's data wherever the tensor is named; views of them stay as they are.
+def release(tensor: Tensor) -> None:
+    """Free a tensor's memory wherever the tensor is named; views of it stay as they are.
 
     It is empty afterwards, so that reading it after all is an error of shapes.
     """

@@ -13,19 +13,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .inputs import Inputs, place_inputs
-from .plan import Plan, Stage
+from .pauses import Stage, expert_pauses, forward_of, merged_pauses
+from .plan import Plan
 from .settings import CalibrationSettings
-from .stops import expert_stops, forward_of, merged_stops
 
-__all__ = ["Held", "LiveTensors", "measure_held"]
+__all__ = ["LiveTensors", "MemoryPerInput", "measure_memory_per_input"]
 
 # Blocks of a stack are alike: the second is the first that has one before it.
 _BLOCKS_TRIED = 2
 
 
 @dataclass(frozen=True)
-class Held:
-    """Bytes per input.
+class MemoryPerInput:
+    """Bytes that one calibration input takes.
 
     Attributes:
         paused: The most that the two paused forwards and the input hold together at any stage.
@@ -67,10 +67,10 @@ class LiveTensors(TorchDispatchMode):
         return sum(size for ref, size in self._sizes.items() if ref not in self._known)
 
 
-def measure_held(
+def measure_memory_per_input(
     plan: Plan, model: nn.Module, example: Inputs, settings: CalibrationSettings
-) -> Held:
-    """Run one input to the stops of the plan and count what is alive there.
+) -> MemoryPerInput:
+    """Run one input to the pauses of the plan and count what is alive there.
 
     The first blocks of each stack are tried, with the model's weights on both paths.
 
@@ -85,22 +85,24 @@ def measure_held(
     given = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
     held, running = [0] * len(plan.stages), 0
     with torch.no_grad(), settings.forward_precision(next(model.parameters()).device):
-        for hook, is_expert in ((merged_stops, False), (expert_stops, True)):
+        for pauses, is_expert in ((merged_pauses, False), (expert_pauses, True)):
             known = [*given.values(), *model.parameters(), *model.buffers()]
-            with hook(model, plan), LiveTensors(known) as live:
-                forward = forward_of(model, inputs, "the trial forward", plan.spent.inputs)
+            hooks = pauses(model, plan.stages, plan.blocks, plan.releasable)
+            with hooks, LiveTensors(known) as live:
+                released = plan.releasable.inputs
+                forward = forward_of(model, inputs, "the trial forward", released)
                 try:
                     for index, stage in enumerate(plan.stages):
-                        if stage.expert_stop is not None or not is_expert:
+                        if stage.expert_pause is not None or not is_expert:
                             forward.resume(stage.name)
                         held[index] += live.bytes()
                 finally:
                     forward.close()
             running = max(running, live.peak)
     whole = sum(value.nbytes for value in given.values())
-    kept = sum(v.nbytes for name, v in given.items() if name not in plan.spent.inputs)
+    kept = sum(v.nbytes for name, v in given.items() if name not in plan.releasable.inputs)
     scale = _working_size(settings) / next(model.parameters()).element_size()
-    return Held(round(scale * (max(held) + kept)), round(scale * (running + whole)))
+    return MemoryPerInput(round(scale * (max(held) + kept)), round(scale * (running + whole)))
 
 
 def _working_size(settings: CalibrationSettings) -> int:
