@@ -451,12 +451,12 @@ def add_entry(content: dict[str, Any]) -> None:
     [
         (change_format_version, "format version 99.*reads version 2.*or run again"),
         (change_format, "not a FeatCal run report: give the path"),
-        (make_lambda_negative, "settings is not a CalibrationSettings: ridge_lambda=-1.* again"),
+        (make_lambda_negative, "settings: ridge_lambda=-1.* again"),
         (make_count_a_boolean, r"modules\[1\]\.rows should be a whole number, not True.*run again"),
         (make_name_a_number, r"models\[0\]\.name should be a string, not 3"),
         (make_status_unknown, "status should be one of 'complete'.*not 'fine'"),
         (make_time_unreadable, "started should be an ISO 8601 time, not 'yesterday'"),
-        (remove_started, "started"),
+        (remove_started, "the report.started is missing"),
         (add_entry, r"data\[0\] has unknown entries: colour"),
     ],
 )
