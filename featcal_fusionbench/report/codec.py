@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import is_dataclass
 from datetime import datetime
 from itertools import islice
@@ -127,7 +127,11 @@ def _step(error: Exception) -> str:
     return ""
 
 
-def _float_to_json(value: Real) -> float | str:
+def _real_to_json(value: Real) -> float | str:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
     number = float(value)
     if math.isfinite(number):
         return number
@@ -168,19 +172,18 @@ def _strict(words: str, form: type, structure: _Structure = lambda value, _: val
 
 def _make_converter() -> Converter:
     converter = Converter(forbid_extra_keys=True, unstructure_fallback_factory=lambda _: str)
-    for base, to_json in (  # where several fit, the last one counts
+    for kind, to_json in (  # of those that fit a value's class, the most special one is taken
         (Sequence, lambda value: [converter.unstructure(item) for item in value]),
         (Mapping, lambda value: {str(k): converter.unstructure(v) for k, v in value.items()}),
-        (str | bytearray, str),
-        (Real, _float_to_json),
-        (Integral, int),
-        (bool | None, lambda value: value),
+        (str, lambda value: value if isinstance(value, str) else str(value)),
+        (bytes, str),
+        (bytearray, str),
+        (Set, str),
+        (type(None), lambda value: value),
+        (Real, _real_to_json),
         (datetime, datetime.isoformat),
     ):
-        converter.register_unstructure_hook_func(
-            lambda kind, base=base: isinstance(kind, type) and issubclass(kind, base), to_json
-        )
-    converter.register_unstructure_hook(bytes, str)
+        converter.register_unstructure_hook(kind, to_json)
 
     for kind, words in ((str, "a string"), (bool, "true or false"), (int, "a whole number")):
         converter.register_structure_hook(kind, _strict(words, kind))
