@@ -8,14 +8,23 @@ from typing import Any
 from fusion_bench import BaseModelPool
 from torch import nn
 
-from .calibration import CalibrationResult, CalibrationSettings, Plan, Weights, calibrate
+from .calibration import (
+    CalibrationResult,
+    CalibrationSettings,
+    ModuleResult,
+    Plan,
+    SilentObserver,
+    Weights,
+    calibrate,
+)
 from .calibration.drift import measure_drift
-from .calibration.estimate import Fit
 from .completion import complete_all
+from .featcal_report import FeatCalReport
 from .merging import WORKING_DTYPE, MergeOnlyAlgorithm, PlanningMethod, setting_names
 from .preparation import Prepared, TaskInputs, plan_calibration, prepare
 from .recorder import RunRecorder
-from .report import FeatCalReport, PlanEstimate, PlanRow, RichProgress, plan_table
+from .report import RichProgress
+from .report.plan import plan_table
 from .scratch import scratch_directory
 from .upstream import MergedSource
 
@@ -60,7 +69,7 @@ class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
                 fit = plan_calibration(prepared, self.settings, self.fabric.device)
             recorder.update(data=prepared.data, models=prepared.identities, holding=fit.holding)
             recorder.warn(*prepared.warnings, *([fit.warning] if fit.warning else []))
-            recorder.print(_plan_table(fit))
+            recorder.print(plan_table(fit))
             if self.plan_only:
                 return None
             merged = self._load_merged(source, prepared.models, recorder)
@@ -96,22 +105,16 @@ class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
                 )
 
         recorder.update(drift_before=drift())
-        progress = RichProgress(enabled=recorder.enabled)
-        try:
-            with progress, clock.phase("calibration"):
-                result = calibrate(
-                    merged,
-                    prepared.base.weights,
-                    experts,
-                    {task: of.calibration for task, of in inputs.items()},
-                    plan,
-                    self.settings,
-                    observer=progress,
-                )
-        except BaseException:  # also an interrupt: what was done belongs in the report
-            if progress.modules:
-                recorder.update(result=CalibrationResult(progress.modules))
-            raise
+        with RichProgress(enabled=recorder.enabled) as progress, clock.phase("calibration"):
+            result = calibrate(
+                merged,
+                prepared.base.weights,
+                experts,
+                {task: of.calibration for task, of in inputs.items()},
+                plan,
+                self.settings,
+                observer=_Recording(recorder, progress),
+            )
         recorder.update(result=result, drift_after=drift())
         return merged.to("cpu")
 
@@ -136,25 +139,24 @@ class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
             )
 
 
-def _plan_table(fit: Fit) -> Any:
-    rows = [
-        PlanRow(
-            "" if stage.block is None else stage.block.name,
-            module.name,
-            module.kind.name,
-            module.shape,
-            module.has_bias,
-            "" if group.rule is None else str(group.rule),
-        )
-        for stage in fit.plan.stages
-        for group in stage.groups
-        for module in group.modules
-    ]
-    estimate = PlanEstimate(
-        flops=fit.estimate.flops,
-        seconds=fit.estimate.seconds,
-        memory_bytes=fit.estimate.memory_bytes,
-        available_bytes=fit.available_bytes,
-        holding=fit.holding,
-    )
-    return plan_table(rows, fit.plan.skipped, estimate)
+class _Recording(SilentObserver):
+    """Keeps the modules that are done in the report, however the run ends, and shows progress."""
+
+    def __init__(self, recorder: RunRecorder[FeatCalReport], progress: RichProgress) -> None:
+        self._recorder = recorder
+        self._progress = progress
+        self._modules: list[ModuleResult] = []
+
+    def on_start(self, total_flops: float) -> None:
+        self._progress.on_start(total_flops)
+
+    def on_step(self, block: str, module: str, task: str, flops: float) -> None:
+        self._progress.on_step(block, module, task, flops)
+
+    def on_module(self, result: ModuleResult) -> None:
+        self._modules.append(result)
+        self._recorder.update(result=CalibrationResult(tuple(self._modules)))
+        self._progress.on_module(result)
+
+    def on_stage_end(self, stage: str) -> None:
+        self._progress.on_stage_end(stage)

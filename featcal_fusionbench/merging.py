@@ -29,12 +29,13 @@ from .errors import MergerError, OutputError, SettingsError
 from .evaluation import check_task_pool
 from .finishing import finish, keep_when_saving_fails, save_whole, silence_extras
 from .interrupts import terminable
+from .merge_only_report import MergeReport, MergeSettings
 from .outputs import in_log_dir, require_room, require_savable
 from .pools.adapter_entries import ADAPTER_CONFIG
 from .pools.models import PoolModels, check_weights, open_models
 from .pools.opening import floating_tensors
 from .recorder import ReportT, RunRecorder
-from .report import MergeReport, MergeSettings, MethodSettings, RunReport, report_name
+from .report import MethodSettings, RunReport, report_name
 from .scratch import scratch_directory
 from .streams import forgiving_streams
 from .surroundings import own_surroundings

@@ -19,14 +19,12 @@ from rich.console import Console
 from .calibration import PhaseClock
 from .interrupts import deferred
 from .report import (
-    FeatCalReport,
     MethodSettings,
     RunReport,
     collect_versions,
     describe_machine,
     report_name,
     require_writable,
-    scalars,
     summary_table,
     survives,
     write_figure,
@@ -35,8 +33,6 @@ from .report import (
 __all__ = ["RunRecorder"]
 
 log = logging.getLogger(__name__)
-
-FIGURE_NAME = "featcal_drift.png"
 
 ReportT = TypeVar("ReportT", bound=RunReport)
 
@@ -140,7 +136,7 @@ class RunRecorder(Generic[ReportT]):
             fabric: Has the logger.
             prefix: What their names start with.
         """
-        values = {prefix + name: value for name, value in scalars(self.report).items()}
+        values = {prefix + name: value for name, value in self.report.scalars().items()}
         try:
             fabric.log_dict(values)
         except Exception as error:
@@ -154,14 +150,12 @@ class RunRecorder(Generic[ReportT]):
         self.update(status=status, error=_named(error))
 
     def _draw(self) -> None:
-        report = self.report
-        if not isinstance(report, FeatCalReport) or not report.drift_before:
-            return
-        path = self.directory / FIGURE_NAME
+        path = self.directory / self.report.figure_name
         try:
-            from .report import drift_figure  # here: importing matplotlib can fail
-
-            write_figure(path, drift_figure(report.drift_before, report.drift_after))
+            figure = self.report.figure()
+            if figure is None:
+                return
+            write_figure(path, figure)
         except Exception as error:
             self.warn(f"{path} could not be made: {_named(error)}. The report has its numbers.")
         else:

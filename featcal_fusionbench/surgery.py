@@ -28,8 +28,8 @@ from .merging import WORKING_DTYPE, PlanningMethod, setting_names
 from .pools.view import view_for_mergers
 from .preparation import Prepared, prepare
 from .recorder import ReportT, RunRecorder
-from .report import ProbSurgeryReport, RepresentationSurgeryReport
 from .scratch import scratch_directory
+from .surgery_report import ProbSurgeryReport, RepresentationSurgeryReport
 from .upstream import MergedSource
 
 __all__ = ["ProbSurgeryAlgorithm", "RepresentationSurgeryAlgorithm", "TEST_INPUTS_LABEL"]

@@ -1,4 +1,4 @@
-"""Dataclasses to strict JSON values and back, guided by the type annotations.
+"""Dataclasses to strict JSON values and back, by cattrs, guided by the type annotations.
 
 JSON has no NaN and no infinities, and a file that contains them as bare tokens is unreadable for
 most parsers. They are written as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``. Where
@@ -9,19 +9,33 @@ from __future__ import annotations
 
 import json
 import math
-import types
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import is_dataclass
 from datetime import datetime
-from enum import Enum
+from itertools import islice
 from numbers import Integral, Real
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
+
+from cattrs import (
+    AttributeValidationNote,
+    BaseValidationError,
+    Converter,
+    ForbiddenExtraKeysError,
+    IterableValidationNote,
+)
+from cattrs.cols import homogenous_tuple_structure_factory, mapping_structure_factory
+from cattrs.gen import make_dict_structure_fn
+from cattrs.strategies import configure_union_passthrough
 
 from .errors import ReportError
 
 __all__ = ["dumps", "from_json", "to_json"]
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_MOST_COMPLAINTS = 3
+
+_Structure = Callable[[Any, Any], Any]
+"""Builds a value of a type, the second argument, from a JSON value."""
 
 
 def to_json(value: Any) -> Any:
@@ -37,59 +51,27 @@ def to_json(value: Any) -> Any:
     Returns:
         The same content in dicts with string keys, lists, strings, finite numbers, booleans, None.
     """
-    if isinstance(value, Enum):
-        return to_json(value.value)
-    if value is None or isinstance(value, str | bool):
-        return value
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        number = float(value)
-        if math.isfinite(number):
-            return number
-        return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): to_json(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [to_json(item) for item in value]
-    return str(value)
+    return _converter.unstructure(value)
 
 
 def from_json(kind: Any, value: Any, where: str = "the report") -> Any:
     """Build a value of an annotated type from what ``to_json`` made of it.
 
     Args:
-        kind: A dataclass, ``tuple[T, ...]``, ``dict[str, T]``, ``T | None``, ``T | dict[str, U]``,
-            ``Literal``, ``datetime``, ``float``, ``int``, ``bool``, ``str`` or ``Any``.
+        kind: A dataclass, ``tuple[T, ...]``, ``dict[str, T]``, ``T | None``,
+            ``str | dict[str, T] | None``, ``Literal``, ``datetime``, ``float``, ``int``, ``bool``,
+            ``str`` or ``Any``.
         value: The JSON value.
         where: Where the value stands, for the message.
 
     Raises:
         ReportError: The value does not fit the type; the message names the place.
-        TypeError: The type is none of the above.
     """
-    origin, args = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        return _union_from_json(args, value, where)
-    if origin is Literal:
-        if value not in args:
-            raise _misfit(where, f"one of {', '.join(map(repr, args))}", value)
-        return value
-    if origin is tuple:
-        items = _require(list, "a list", value, where)
-        return tuple(from_json(args[0], item, f"{where}[{i}]") for i, item in enumerate(items))
-    if origin is dict:
-        items = _require(dict, "an object", value, where)
-        return {key: from_json(args[1], item, f"{where}.{key}") for key, item in items.items()}
-    if is_dataclass(kind):
-        return _dataclass_from_json(kind, value, where)
-    return _scalar_from_json(kind, value, where)
+    try:
+        return _converter.structure(value, kind)
+    except (BaseValidationError, ValueError) as error:
+        complaints = islice(_complaints(error, where), _MOST_COMPLAINTS)
+        raise ReportError(" ".join(complaints)) from error
 
 
 def dumps(value: Any) -> str:
@@ -103,71 +85,6 @@ def dumps(value: Any) -> str:
     return _format(value, "") + "\n"
 
 
-def _union_from_json(args: tuple[Any, ...], value: Any, where: str) -> Any:
-    kinds = [kind for kind in args if kind is not type(None)]
-    if value is None and len(kinds) < len(args):
-        return None
-    if len(kinds) > 1:  # a dict and another type: told apart by the value's form
-        kinds = [k for k in kinds if (get_origin(k) is dict) == isinstance(value, dict)]
-    if len(kinds) != 1:
-        raise TypeError(
-            f"{where}: only unions of one type with a dict or None have a JSON form, not {args}."
-        )
-    return from_json(kinds[0], value, where)
-
-
-def _dataclass_from_json(kind: Any, value: Any, where: str) -> Any:
-    items = _require(dict, "an object", value, where)
-    hints = get_type_hints(kind)
-    known = [field.name for field in fields(kind) if field.init]
-    unknown = sorted(set(items) - set(known))
-    if unknown:
-        raise ReportError(f"{where} has unknown entries: {', '.join(unknown)}.")
-    values = {
-        name: from_json(hints[name], items[name], f"{where}.{name}")
-        for name in known
-        if name in items
-    }
-    try:
-        return kind(**values)
-    except (TypeError, ValueError) as error:  # an entry is missing, or outside its range
-        raise ReportError(f"{where} is not a {kind.__name__}: {error}") from error
-
-
-def _scalar_from_json(kind: Any, value: Any, where: str) -> Any:
-    if kind is float:
-        if isinstance(value, str) and value in _NON_FINITE:
-            return _NON_FINITE[value]
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _misfit(where, "a number", value)
-        return float(value)
-    if kind is int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _misfit(where, "a whole number", value)
-        return value
-    if kind is bool:
-        return _require(bool, "true or false", value, where)
-    if kind is str:
-        return _require(str, "a string", value, where)
-    if kind is datetime:
-        text = _require(str, "an ISO 8601 time", value, where)
-        try:
-            return datetime.fromisoformat(text)
-        except ValueError as error:
-            raise _misfit(where, "an ISO 8601 time", value) from error
-    raise TypeError(f"{where}: {kind!r} has no JSON form here.")
-
-
-def _require(kind: type, description: str, value: Any, where: str) -> Any:
-    if not isinstance(value, kind):
-        raise _misfit(where, description, value)
-    return value
-
-
-def _misfit(where: str, expected: str, value: Any) -> ReportError:
-    return ReportError(f"{where} should be {expected}, not {value!r:.80}.")
-
-
 def _format(value: Any, indent: str) -> str:
     inner = indent + "  "
     if isinstance(value, dict) and value:
@@ -176,3 +93,120 @@ def _format(value: Any, indent: str) -> str:
     if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         return "[\n" + ",\n".join(inner + _format(item, inner) for item in value) + f"\n{indent}]"
     return json.dumps(value, allow_nan=False)
+
+
+class _Misfit(ValueError):
+    """A value is not what its place asks for."""
+
+    def __init__(self, words: str, value: Any) -> None:
+        super().__init__(f"should be {words}, not {value!r:.80}.")
+
+
+def _complaints(error: Exception, where: str) -> Iterator[str]:
+    """A sentence for each thing that is wrong at a place or below it."""
+    if isinstance(error, BaseValidationError):
+        for inner in error.exceptions:
+            yield from _complaints(inner, where + _step(inner))
+    elif isinstance(error, ForbiddenExtraKeysError):
+        yield f"{where} has unknown entries: {', '.join(sorted(error.extra_fields))}."
+    elif isinstance(error, KeyError):
+        yield f"{where} is missing."
+    elif isinstance(error, _Misfit):
+        yield f"{where} {error}"
+    else:  # what a dataclass says of its values
+        yield f"{where}: {error}"
+
+
+def _step(error: Exception) -> str:
+    """The attribute, index or key at which an error happened."""
+    for note in getattr(error, "__notes__", ()):
+        if isinstance(note, AttributeValidationNote):
+            return f".{note.name}"
+        if isinstance(note, IterableValidationNote):
+            return f"[{note.index}]" if isinstance(note.index, int) else f".{note.index}"
+    return ""
+
+
+def _real_to_json(value: Real) -> float | str:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    number = float(value)
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _float_from_json(value: Any, kind: Any) -> float:
+    if isinstance(value, str) and value in _NON_FINITE:
+        return _NON_FINITE[value]
+    if type(value) not in (int, float):
+        raise _Misfit("a number", value)
+    return float(value)
+
+
+def _time_from_json(value: Any, kind: Any) -> datetime:
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError) as error:
+        raise _Misfit("an ISO 8601 time", value) from error
+
+
+def _choice_from_json(value: Any, kind: Any) -> Any:
+    if value not in get_args(kind):
+        raise _Misfit(f"one of {', '.join(map(repr, get_args(kind)))}", value)
+    return value
+
+
+def _strict(words: str, form: type, structure: _Structure = lambda value, _: value) -> _Structure:
+    """Refuse what has another form in JSON: cattrs alone would make the number 3 of "3"."""
+
+    def checked(value: Any, kind: Any) -> Any:
+        if type(value) is not form:
+            raise _Misfit(words, value)
+        return structure(value, kind)
+
+    return checked
+
+
+def _make_converter() -> Converter:
+    converter = Converter(forbid_extra_keys=True, unstructure_fallback_factory=lambda _: str)
+    for kind, to_json in (  # of those that fit a value's class, the most special one is taken
+        (Sequence, lambda value: [converter.unstructure(item) for item in value]),
+        (Mapping, lambda value: {str(k): converter.unstructure(v) for k, v in value.items()}),
+        (str, lambda value: value if isinstance(value, str) else str(value)),
+        (bytes, str),
+        (bytearray, str),
+        (Set, str),
+        (type(None), lambda value: value),
+        (Real, _real_to_json),
+        (datetime, datetime.isoformat),
+    ):
+        converter.register_unstructure_hook(kind, to_json)
+
+    for kind, words in ((str, "a string"), (bool, "true or false"), (int, "a whole number")):
+        converter.register_structure_hook(kind, _strict(words, kind))
+    converter.register_structure_hook(float, _float_from_json)
+    converter.register_structure_hook(datetime, _time_from_json)
+    for fits, words, form, factory in (
+        (is_dataclass, "an object", dict, make_dict_structure_fn),
+        (_made_from(dict), "an object", dict, mapping_structure_factory),
+        (_made_from(tuple), "a list", list, homogenous_tuple_structure_factory),
+    ):
+        converter.register_structure_hook_factory(
+            fits,
+            lambda kind, own, words=words, form=form, factory=factory: _strict(
+                words, form, factory(kind, own)
+            ),
+        )
+    converter.register_structure_hook_func(_made_from(Literal), _choice_from_json)
+    configure_union_passthrough(str | None, converter)
+    return converter
+
+
+def _made_from(origin: Any) -> Callable[[Any], bool]:
+    return lambda kind: get_origin(kind) is origin
+
+
+_converter = _make_converter()

@@ -30,14 +30,14 @@ _SHARE_TO_JUDGE_BY = 0.01
 
 
 class RichProgress(SilentObserver):
-    """An observer that shows progress and keeps the results so far.
+    """An observer that shows progress.
 
     Enter it around the loop; leaving it, also by an exception, gives the terminal back as it was.
     A display that fails (a closed pipe, a full disk) falls silent and never stops the run.
 
     Args:
         console: Where to show progress; standard error by default.
-        enabled: False on ranks other than 0: results are kept, nothing is shown.
+        enabled: False on ranks other than 0: nothing is shown.
         interval: Seconds between two lines of one block where there is no terminal. A new block
             always gets a line.
         clock: Returns seconds that only grow.
@@ -55,7 +55,7 @@ class RichProgress(SilentObserver):
         self._enabled = enabled
         self._interval = interval
         self._clock = clock
-        self._modules: list[ModuleResult] = []
+        self._modules = 0
         self._total = 0.0
         self._done = 0.0
         self._block: str | None = None
@@ -64,11 +64,6 @@ class RichProgress(SilentObserver):
         animated = self._console.is_terminal and not self._console.is_dumb_terminal
         self._bar = _make_bar(self._console) if enabled and animated else None
         self._bar_task = self._bar.add_task("preparing", total=None) if self._bar else None
-
-    @property
-    def modules(self) -> tuple[ModuleResult, ...]:
-        """The modules finished so far, for a partial report after an interruption."""
-        return tuple(self._modules)
 
     def __enter__(self) -> RichProgress:
         if self._bar is not None:
@@ -86,7 +81,7 @@ class RichProgress(SilentObserver):
             survives(self._bar.stop)
         outcome = "done" if kind is None else f"stopped by {kind.__name__}"
         self._print(
-            f"{outcome}, {len(self._modules)} modules in "
+            f"{outcome}, {self._modules} modules in "
             f"{format_duration(self._clock() - self._started)}"
         )
 
@@ -112,8 +107,8 @@ class RichProgress(SilentObserver):
         self._block = block
 
     def on_module(self, result: ModuleResult) -> None:
-        """Keep the result."""
-        self._modules.append(result)
+        """Count the module."""
+        self._modules += 1
 
     def _state(self, now: float) -> str:
         elapsed = now - self._started

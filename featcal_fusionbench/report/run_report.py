@@ -1,44 +1,39 @@
 """The record of one run: what went in, what was done to it, what came out, and what it cost.
 
 All methods of this package leave one, each a subclass of ``RunReport`` with the settings and the
-result of its own.
+result of its own, which lies beside the method.
 """
 
 from __future__ import annotations
 
 import os
+import pkgutil
 import platform
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
+from rich.console import RenderableType
+from rich.text import Text
 
-from ..baselines.results import SurgeryResult
-from ..baselines.settings import ProbSurgerySettings, RepresentationSurgerySettings
-from ..calibration.results import CalibrationResult, PhaseCost, TaskDrift
-from ..calibration.settings import CalibrationSettings, SettingsError
+from ..calibration.results import PhaseCost
 from .codec import from_json, to_json
-from .drift import DriftChange, mean_final_drift, worsened, worsening_warning
 from .errors import ReportError
 from .files import read_json, write_json
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 __all__ = [
     "FORMAT_VERSION",
-    "FeatCalReport",
     "Machine",
-    "MergeReport",
-    "MergeSettings",
-    "MethodName",
     "MethodSettings",
     "ModelIdentity",
-    "ProbSurgeryReport",
-    "RepresentationSurgeryReport",
     "RunReport",
     "RunStatus",
-    "SurgeryReport",
     "TaskData",
     "collect_versions",
     "describe_machine",
@@ -48,8 +43,15 @@ __all__ = [
 FORMAT_VERSION = 3
 _FORMAT = "featcal-run-report"
 
+_REPORTS = {
+    "merge_only": "featcal_fusionbench.merge_only_report:MergeReport",
+    "featcal": "featcal_fusionbench.featcal_report:FeatCalReport",
+    "representation_surgery": "featcal_fusionbench.surgery_report:RepresentationSurgeryReport",
+    "prob_surgery": "featcal_fusionbench.surgery_report:ProbSurgeryReport",
+}
+"""Where the methods' reports are, by the method; imported when a file of theirs is read."""
+
 RunStatus = Literal["complete", "interrupted", "failed", "planned"]
-MethodName = Literal["merge_only", "featcal", "representation_surgery", "prob_surgery"]
 
 
 class MethodSettings(Protocol):
@@ -65,7 +67,7 @@ class MethodSettings(Protocol):
         ...
 
 
-def report_name(method: MethodName) -> str:
+def report_name(method: str) -> str:
     """The file name of a method's report, the same rule for all."""
     return f"{method}_report.json"
 
@@ -143,6 +145,7 @@ class RunReport:
 
     Attributes:
         method: The method, by the name of its configuration.
+        figure_name: What the file with its figure is called; empty for a method without one.
         settings: The method's settings.
         status: How the run ended; ``planned`` for one that only looked ahead.
         started: When it started, with a time zone.
@@ -164,7 +167,8 @@ class RunReport:
         format_version: Version of the file format.
     """
 
-    method: ClassVar[MethodName]
+    method: ClassVar[str]
+    figure_name: ClassVar[str] = ""
 
     settings: MethodSettings
     status: RunStatus
@@ -235,6 +239,32 @@ class RunReport:
             "warnings": self.all_warnings,
         }
 
+    def table(self) -> RenderableType:
+        """The result by task, for the terminal."""
+        return Text(f"{self.method} {self.status}", "bold")
+
+    def details(self) -> list[str]:
+        """What else is worth a line below the table."""
+        return []
+
+    def figure(self) -> Figure | None:
+        """A picture of the result; None where there is nothing to draw."""
+        return None
+
+    def numbers(self) -> dict[str, float | None]:
+        """Single numbers by a name; None for what was not measured."""
+        peaks = {"memory": self.peak_memory_bytes, "device": self.peak_device_bytes}
+        return {
+            "seconds": self.wall_seconds,
+            "cpu_seconds": self.cpu_seconds,
+            **{f"peak_{k}_gib": None if v is None else v / 2**30 for k, v in peaks.items()},
+        }
+
+    def scalars(self) -> dict[str, float]:
+        """The numbers that were measured, for a metrics logger: ``featcal/seconds``."""
+        numbers = self.numbers().items()
+        return {f"{self.method}/{name}": float(n) for name, n in numbers if n is not None}
+
     def to_json_dict(self) -> dict[str, Any]:
         """The report as JSON values, with derived numbers under ``summary`` for other programs."""
         own = to_json(self)
@@ -280,150 +310,11 @@ class RunReport:
             )
         content.pop("summary", None)  # derived anew
         try:
-            return from_json(_REPORTS[method], content)
+            return from_json(pkgutil.resolve_name(_REPORTS[method]), content)
         except ReportError as error:
             raise ReportError(
                 f"{path} is damaged: {error} Restore it from a copy, or run again."
             ) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class MergeSettings:
-    """The merger alone has few settings besides its own, which stand under ``merger``.
-
-    Attributes:
-        seed: Seed of a merger that draws random numbers, ≥ 0.
-
-    Raises:
-        SettingsError: A value is outside its range.
-    """
-
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise SettingsError(f"seed={self.seed!r} must be a whole number of at least 0.")
-
-    def as_dict(self) -> dict[str, Any]:
-        """The settings as JSON-ready values."""
-        return {"seed": self.seed}
-
-
-@dataclass(frozen=True, kw_only=True)
-class MergeReport(RunReport):
-    """A run of an upstream merger alone."""
-
-    method: ClassVar[MethodName] = "merge_only"
-
-    settings: MergeSettings = MergeSettings()
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeatCalReport(RunReport):
-    """A calibration.
-
-    Attributes:
-        holding: What the calibration's waiting forwards held in memory, and why.
-        result: What the loop did. Where the run did not complete, the modules that were finished.
-            ``result.phases`` splits the calibration among ``phases`` further and is not added.
-        drift_before: Held-out drift of the merged model.
-        drift_after: Held-out drift of the calibrated model.
-    """
-
-    method: ClassVar[MethodName] = "featcal"
-
-    settings: CalibrationSettings
-    holding: str = ""
-    result: CalibrationResult | None = None
-    drift_before: tuple[TaskDrift, ...] = ()
-    drift_after: tuple[TaskDrift, ...] = ()
-
-    @property
-    def mean_drift_before(self) -> float | None:
-        """Mean final drift of the merged model over tasks."""
-        return mean_final_drift(self.drift_before)
-
-    @property
-    def mean_drift_after(self) -> float | None:
-        """Mean final drift of the calibrated model over tasks."""
-        return mean_final_drift(self.drift_after)
-
-    @property
-    def worsened(self) -> tuple[DriftChange, ...]:
-        """Tasks whose held-out final drift grew."""
-        return worsened(self.drift_before, self.drift_after)
-
-    @property
-    def all_warnings(self) -> tuple[str, ...]:
-        """The run's warnings and, last, the one about tasks that got worse."""
-        derived = worsening_warning(self.drift_before, self.drift_after, self.settings)
-        return self.warnings if derived in (None, *self.warnings) else (*self.warnings, derived)
-
-    @property
-    def modules_calibrated(self) -> int:
-        """Modules with new values."""
-        return sum(m.calibrated for m in self.result.modules) if self.result else 0
-
-    @property
-    def modules_kept(self) -> int:
-        """Planned modules that kept their merged values after all."""
-        return sum(not m.calibrated for m in self.result.modules) if self.result else 0
-
-    @property
-    def modules_skipped(self) -> int:
-        """Modules that kept their merged values by plan."""
-        return len(self.result.skipped) if self.result else 0
-
-    @property
-    def _costs(self) -> tuple[PhaseCost, ...]:
-        return self.phases or (self.result.phases if self.result else ())
-
-    def summary(self) -> dict[str, Any]:
-        """Derived numbers, for programs that read the file."""
-        return {
-            "mean_drift_before": self.mean_drift_before,
-            "mean_drift_after": self.mean_drift_after,
-            "worsened": [change.task for change in self.worsened],
-            "modules_calibrated": self.modules_calibrated,
-            "modules_kept": self.modules_kept,
-            "modules_skipped": self.modules_skipped,
-            **super().summary(),
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class SurgeryReport(RunReport):
-    """A training of modules after the final representation.
-
-    Attributes:
-        result: What the training did. Where the run did not complete, the tasks that were finished.
-    """
-
-    result: SurgeryResult | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RepresentationSurgeryReport(SurgeryReport):
-    """A run of Representation Surgery."""
-
-    method: ClassVar[MethodName] = "representation_surgery"
-
-    settings: RepresentationSurgerySettings
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbSurgeryReport(SurgeryReport):
-    """A run of ProbSurgery."""
-
-    method: ClassVar[MethodName] = "prob_surgery"
-
-    settings: ProbSurgerySettings
-
-
-_REPORTS: dict[str, type[RunReport]] = {
-    kind.method: kind
-    for kind in (MergeReport, FeatCalReport, RepresentationSurgeryReport, ProbSurgeryReport)
-}
 
 
 def collect_versions() -> dict[str, str]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 __all__ = [
-    "common_prefix",
     "format_bytes",
     "format_change",
     "format_duration",
-    "format_scientific",
     "relative_name",
     "split_index",
 ]
@@ -41,13 +38,6 @@ def format_change(before: float, after: float) -> str:
     return f"{change:+.1f}%" if math.isfinite(change) else "-"
 
 
-def format_scientific(value: float | None) -> str:
-    """Two significant digits; ``-`` for None and a plain ``0`` for zero."""
-    if value is None:
-        return "-"
-    return "0" if value == 0 else f"{value:.1e}"
-
-
 def relative_name(name: str, parent: str) -> str:
     """The dotted ``name`` as seen from ``parent``; the whole name where it is not below it."""
     return name[len(parent) + 1 :] if parent and name.startswith(parent + ".") else name
@@ -57,14 +47,3 @@ def split_index(name: str) -> tuple[str, int | None]:
     """Split ``encoder.block.3`` into ``encoder.block`` and 3; the index is None without one."""
     head, _, tail = name.rpartition(".")
     return (head, int(tail)) if tail.isdecimal() else (name, None)
-
-
-def common_prefix(names: Iterable[str]) -> str:
-    """The longest dotted prefix that all names share and that is none of them in whole."""
-    parts = [name.split(".")[:-1] for name in names]
-    shared: list[str] = []
-    for level in zip(*parts, strict=False):
-        if len(set(level)) > 1:
-            break
-        shared.append(level[0])
-    return ".".join(shared)

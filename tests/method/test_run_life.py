@@ -441,7 +441,7 @@ def start(name, overrides):
         return run(self, pool)
     def on_module(self, result):
         done(self, result)
-        if number == signal.SIGINT and len(self.modules) == 5:
+        if number == signal.SIGINT and self._modules == 5:
             os.kill(os.getpid(), number)
     TaskArithmeticAlgorithm.run, RichProgress.on_module = merge, on_module
     sys.argv = ["fusion_bench", *sys.argv[2:], *overrides]

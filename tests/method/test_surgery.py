@@ -29,16 +29,16 @@ from featcal_fusionbench.corrected import (
     load_corrected_model,
 )
 from featcal_fusionbench.errors import SettingsError
-from featcal_fusionbench.report import (
-    ProbSurgeryReport,
-    RepresentationSurgeryReport,
-    RunReport,
-    SurgeryReport,
-)
+from featcal_fusionbench.report import RunReport
 from featcal_fusionbench.surgery import (
     TEST_INPUTS_LABEL,
     ProbSurgeryAlgorithm,
     RepresentationSurgeryAlgorithm,
+)
+from featcal_fusionbench.surgery_report import (
+    ProbSurgeryReport,
+    RepresentationSurgeryReport,
+    SurgeryReport,
 )
 
 TASK_ARITHMETIC = {

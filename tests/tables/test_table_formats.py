@@ -16,8 +16,8 @@ import pytest
 from cells import cell, expected, layout, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reports import render_text
 
-from featcal_fusionbench.report import render_text
 from featcal_fusionbench.tables.checks import TableError
 from featcal_fusionbench.tables.document import Cell, Document, Grid, Note
 from featcal_fusionbench.tables.latex import latex
