@@ -15,40 +15,12 @@ from ..command_line import (
     settings_overrides,
     take_expert,
 )
-from ..tables.results import BASE, EXPERTS, NO_CALIBRATOR, TRAINED_ON_TEST_INPUTS, Size
+from ..tables.results import BASE, EXPERTS, NO_CALIBRATOR, TRAINED_ON_TEST_INPUTS, Cell, Size
 from .errors import ExperimentError, unknown
 from .experiment import REFERENCE_ROWS, Calibrator, Experiment, Merger
 from .pools import Pools
 
 __all__ = ["Cell", "Plan", "Run", "Selection", "cells_of", "plan_cells"]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell of a table or one point of a curve, for one seed.
-
-    Attributes:
-        merger: Key of the row.
-        calibrator: Key of the column.
-        seed: The seed. Of a cell that does not depend on it, 0.
-        point: What a curve sweeps: name and value, or nothing.
-    """
-
-    merger: str
-    calibrator: str
-    seed: int
-    point: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def id(self) -> str:
-        """Its directory below those of all cells, and its name in messages."""
-        place = [f"{name}={value}" for name, value in self.point]
-        return "/".join([self.merger, self.calibrator, *place, f"seed{self.seed}"])
-
-    @property
-    def is_reference(self) -> bool:
-        """Whether it is of the base or the experts."""
-        return self.merger in REFERENCE_ROWS
 
 
 @dataclass(frozen=True)

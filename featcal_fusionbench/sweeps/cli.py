@@ -16,7 +16,7 @@ from rich.table import Table
 from ..command_line import environment_variables
 from ..report.errors import ReportError, UnwritableDirectoryError
 from ..tables.checks import TableError
-from ..tables.published import MixedTreesError, PublishedNumberError
+from ..tables.published import PublishedNumberError
 from ..tables.results import Size
 from ..tables.terminal import terminal
 from .builds import environment_of, make_builds
@@ -39,7 +39,6 @@ WIDTH = 130
 
 _REFUSALS = (
     ExperimentError,
-    MixedTreesError,
     PublishedNumberError,
     ReportError,
     SweepError,

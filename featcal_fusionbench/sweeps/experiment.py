@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ..report.codec import from_json
 from ..report.errors import ReportError
-from ..tables.layout import PublishedValue, PublishedValues
-from ..tables.published import Tree
+from ..tables.layout import PublishedValues
 from ..tables.results import BASE, EXPERTS, NO_CALIBRATOR, Size
 from .compose import compose_group, config_roots, plain
 from .errors import ExperimentError, unknown
@@ -21,7 +20,6 @@ __all__ = [
     "Curve",
     "Experiment",
     "Merger",
-    "Published",
     "SizeSettings",
     "load_experiment",
     "table_names",
@@ -135,26 +133,6 @@ class SizeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
-    """Where the published values beside the table are found; see ``layout.PublishedValues``."""
-
-    tree: str
-    backbone: str
-    task_set: str
-    values: tuple[PublishedLabel, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedLabel:
-    """Which published row belongs to which cell; see ``layout.PublishedValue``."""
-
-    merger: str
-    label: str
-    calibrator: str = NO_CALIBRATOR
-    point: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
 class CostModel:
     """What estimates of time and memory need to know of the models and the data.
 
@@ -205,7 +183,7 @@ class Experiment:
     tasks: tuple[str, ...] | None = None
     expert: str = "{task}"
     build: Literal["image", "text"] | None = None
-    published: Published | None = None
+    published: PublishedValues | None = None
     cost: CostModel
     notes: tuple[str, ...] = ()
 
@@ -268,21 +246,11 @@ class Experiment:
             return None
         rows = {*REFERENCE_ROWS, *self.rows_shown}
         values = tuple(
-            PublishedValue(
-                merger=value.merger,
-                calibrator=value.calibrator,
-                point=value.point,
-                label=value.label,
-            )
+            value
             for value in self.published.values
             if value.merger in rows and value.calibrator in self.columns_shown
         )
-        return PublishedValues(
-            tree=Tree(self.published.tree),
-            backbone=self.published.backbone,
-            task_set=self.published.task_set,
-            values=values,
-        )
+        return replace(self.published, values=values)
 
     def sources(self, rows: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
         """Where the hyper-parameters of some rows and columns come from, one line a method."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..tables.layout import ExpectedCell, TableLayout
+from ..tables.layout import TableLayout
 from ..tables.write import WrittenTable, write_tables
 from .cells import Cell
 from .directory import State, Status, SweepDirectory
@@ -44,16 +44,6 @@ def layout_of(
     experiment: Experiment, pools: Pools, statuses: Mapping[Cell, Status], command: str
 ) -> TableLayout:
     """What the table must know of its experiment; arguments as of ``write_outcome``."""
-    expected = [
-        ExpectedCell(
-            merger=cell.merger,
-            calibrator=cell.calibrator,
-            seed=cell.seed,
-            point=dict(cell.point),
-            failure=_why_not(status),
-        )
-        for cell, status in statuses.items()
-    ]
     shown = [cell for cell in statuses if not cell.is_reference]
     rows, columns = {cell.merger for cell in shown}, {cell.calibrator for cell in shown}
     return TableLayout(
@@ -66,7 +56,7 @@ def layout_of(
         },
         starts={row: origin for row in rows if (origin := experiment.mergers[row].origin)},
         curves={name: curve.title for name, curve in experiment.curves.items()},
-        expected=tuple(expected),
+        expected={cell: _why_not(status) for cell, status in statuses.items()},
         published=experiment.published_values,
         command=command,
         notes=(*experiment.notes, *experiment.sources(rows, columns)),

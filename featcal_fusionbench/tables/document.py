@@ -1,16 +1,19 @@
-"""A table as text that knows no format: grids of cells, and what stands below them."""
+"""A table as text that knows no format: grids of entries, and what stands below them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Cell", "Document", "Grid", "Note"]
+from .frame import Frame
+
+__all__ = ["Document", "Entry", "Grid", "Note"]
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One cell of a grid.
+class Entry:
+    """What stands in one place of a grid.
 
     Attributes:
         text: What it says.
@@ -32,8 +35,7 @@ class Grid:
     Attributes:
         name: Short name, for labels.
         title: Heading.
-        header: A text for every column.
-        rows: Each as long as the header.
+        entries: A frame of ``Entry``; its columns are the header.
         text_columns: Leading columns that hold names; the others hold numbers.
         rules: Numbers of rows before which a rule stands.
         caption: What one needs to read it.
@@ -42,16 +44,11 @@ class Grid:
 
     name: str
     title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    entries: Frame
     text_columns: int
-    rules: tuple[int, ...] = ()
+    rules: Sequence[int] = ()
     caption: str = ""
     brief: bool = False
-
-    def __post_init__(self) -> None:
-        if any(len(row) != len(self.header) for row in self.rows):
-            raise ValueError(f"A row of the grid {self.name} is not as long as its header.")
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,8 @@ class Note:
     Attributes:
         heading: What they are about.
         lines: One statement each.
-        kind: ``warning``: what makes numbers doubtful; ``reader``: what one needs to understand
-            them; ``record``: what one needs to have them again.
+        kind: ``warning``: what makes numbers doubtful; ``reader``: what explains them;
+            ``record``: how they were made, for whoever wants to make them again.
         code: Whether the lines are to be typed as they stand.
     """
 

@@ -3,365 +3,275 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from .document import Cell, Grid
+import pandas as pd
+
+from .document import Entry, Grid
+from .frame import Frame
 from .layout import TableLayout
-from .marks import PARTIAL, Marks
 from .results import BASE, EXPERTS, NO_CALIBRATOR, SPEARMAN_RHO
-from .summary import Average, CellKey, CellSummary, Comparison, Spread, by_place
-from .wording import (
-    MINUS,
-    NONE,
-    bytes_text,
-    number_text,
-    percent,
-    seconds_text,
-)
+from .summary import AVERAGE, Summary, with_starts
+from .text import MINUS, NONE, bytes_text, number_text, percent, seconds_text
 
-__all__ = ["make_grids"]
+__all__ = ["PARTIAL", "make_grids"]
+
+PARTIAL = "*"
+"""Marks an average over fewer tasks than the table has."""
 
 _MOST_COLUMNS = 10
 """Columns that a page, and a terminal, can hold."""
+_KEYS = ["merger", "calibrator"]
+_LABEL = "published as"
 
-_NAMES = ("merger", "calibrator")
 
-
-def make_grids(
-    summaries: Sequence[CellSummary], layout: TableLayout, marks: Marks
-) -> tuple[Grid, ...]:
-    """Lay out all grids, those that say most first.
-
-    Args:
-        summaries: The places of the table in order.
-        layout: The table.
-        marks: Footnote marks for labels and sources.
-    """
-    maker = _GridMaker(summaries, layout, marks)
+def make_grids(summary: Summary, layout: TableLayout) -> tuple[Grid, ...]:
+    """Lay out all grids, those that say most first."""
+    maker = _GridMaker(summary, layout)
+    relative = "In percent of the experts' scores."
     return (
         *maker.matrix(),
         *maker.curves(),
         *maker.overviews(),
-        *maker.scores(),
-        *maker.normalised(),
+        *maker.by_task("scores", "Scores per task", "score", brief=True),
+        *maker.by_task(
+            "normalised", "Expert-normalised scores per task", "normalised", caption=relative
+        ),
         *maker.published(),
     )
 
 
 class _GridMaker:
-    def __init__(self, summaries: Sequence[CellSummary], layout: TableLayout, marks: Marks) -> None:
-        self._summaries = summaries
-        self._cells_of_table = [summary for summary in summaries if not summary.key.point]
-        self._layout = layout
-        self._marks = marks
-        self._unit = _unit(summaries, layout)
+    """Makes grids of frames whose index is the merger, or the merger and the calibrator."""
 
-    def matrix(self) -> list[Grid]:
-        """The average of every merger × calibrator, where it is wider than a list and fits."""
-        places = by_place(self._summaries, self._layout)
-        only_plain = all(key.calibrator == NO_CALIBRATOR for key in places)
-        if only_plain or len(self._layout.columns) > _MOST_COLUMNS:
-            return []
-        columns = list(dict.fromkeys((NO_CALIBRATOR, *self._layout.columns)))
-        mergers = list(dict.fromkeys(summary.key.merger for summary in self._cells_of_table))
-        rows = []
-        for merger in mergers:
-            own = [places.get(CellKey(merger, column)) for column in columns]
-            rows.append((Cell(self._layout.row_title(merger)), *self._compared(own)))
-        return [
-            Grid(
-                name="averages",
-                title="Average over tasks",
-                header=("", *(self._layout.column_title(column) for column in columns)),
-                rows=tuple(rows),
-                text_columns=1,
-                rules=_rules([merger in (BASE, EXPERTS) for merger in mergers]),
-                caption=f"{self._unit} Bold: the best of its row.",
-                brief=True,
+    def __init__(self, summary: Summary, layout: TableLayout) -> None:
+        self._summary = summary
+        self._layout = layout
+        self._unit = _unit(summary, layout)
+        self._entries = pd.DataFrame({v: self._entries_of(v) for v in ("score", "normalised")})
+        averages = self._entries.xs(AVERAGE, level="task")
+        self._places = summary.places.assign(
+            mean=summary.scores["score"].xs(AVERAGE, level="task"),
+            average=averages["score"],
+            normalised=averages["normalised"],
+        )
+
+    def _entries_of(self, value: str) -> pd.Series:
+        """The means with their deviations by place and task; those of averages are marked."""
+        scores, places = self._summary.scores, self._summary.places
+        marks = places[f"{value}_partial"].map({True: PARTIAL, False: ""})
+        if value == "score":
+            signs = self._summary.marks.items()
+            marks += ["".join(s for label, s in signs if label in own) for own in places["labels"]]
+        entries = [
+            Entry(
+                percent(mean),
+                "" if math.isnan(deviation) else percent(deviation),
+                marks[place] if task == AVERAGE else "",
+            )
+            for (place, task), mean, deviation in zip(
+                scores.index, scores[value], scores[f"{value}_sd"], strict=True
             )
         ]
+        return pd.Series(entries, scores.index)
 
-    def curves(self) -> list[Grid]:
-        """The average at every value of one swept setting, a grid per setting."""
-        swept: dict[str, dict[float | str, None]] = {}
-        for summary in self._summaries:
-            if len(summary.key.point) == 1:
-                name, value = summary.key.point[0]
-                swept.setdefault(name, {})[value] = None
-        return [self._curve(name, list(values)) for name, values in swept.items()]
-
-    def _curve(self, name: str, values: Sequence[float | str]) -> Grid:
-        points = {summary.key: summary for summary in self._summaries}
-        values = sorted(values, key=lambda value: (isinstance(value, str), value))
-        methods = list(
-            dict.fromkeys(
-                CellKey(summary.key.merger, summary.key.calibrator)
-                for summary in self._summaries
-                if [key for key, _ in summary.key.point] == [name]
-            )
+    def matrix(self) -> Iterator[Grid]:
+        """The average of every merger × calibrator, where it is wider than a list and fits."""
+        table = with_starts(self._places, self._layout)
+        only_plain = (table["calibrator"] == NO_CALIBRATOR).all()
+        if only_plain or len(self._layout.columns) > _MOST_COLUMNS:
+            return
+        own = self._places[self._places["point"].map(len) == 0]
+        entries = _compared(table, ["merger"], "calibrator").reindex(
+            index=own["merger"].unique(), columns=list(self._layout.all_columns)
         )
-        rows = []
-        for method in methods:
-            keys = [CellKey(method.merger, method.calibrator, ((name, v),)) for v in values]
-            rows.append((*self._method(method), *self._compared([points.get(k) for k in keys])))
-        return Grid(
-            name=f"curve-{name}",
-            title=f"Average over tasks by {self._layout.curve_title(name)}",
-            header=(*_NAMES, *map(number_text, values)),
-            rows=tuple(rows),
-            text_columns=len(_NAMES),
-            rules=_rules([method.merger for method in methods]),
+        yield self._grid(
+            "averages",
+            "Average over tasks",
+            entries.set_axis(map(self._layout.column_title, entries.columns), axis="columns"),
             caption=f"{self._unit} Bold: the best of its row.",
             brief=True,
         )
 
-    def overviews(self) -> list[Grid]:
+    def curves(self) -> Iterator[Grid]:
+        """The average at every value of one swept setting, a grid per setting."""
+        points = self._places[self._places["point"].map(len) == 1]
+        names, values = (points["point"].map(lambda point, at=at: point[0][at]) for at in (0, 1))
+        for name, own in points.assign(value=values.map(number_text)).groupby(names, sort=False):
+            methods = pd.MultiIndex.from_frame(own[_KEYS].drop_duplicates())
+            order = sorted(set(values[own.index]), key=lambda v: (isinstance(v, str), v))
+            yield self._grid(
+                f"curve-{name}",
+                f"Average over tasks by {self._layout.curve_title(str(name))}",
+                _compared(own, _KEYS, "value").reindex(methods, columns=map(number_text, order)),
+                caption=f"{self._unit} Bold: the best of its row.",
+                brief=True,
+            )
+
+    def overviews(self) -> Iterator[Grid]:
         """Averages, what is derived from them, costs: of the table, then of each curve."""
-        by_names: dict[tuple[str, ...], list[CellSummary]] = {}
-        for summary in self._summaries:
-            by_names.setdefault(tuple(n for n, _ in summary.key.point), []).append(summary)
-        return [self._overview(names, members) for names, members in by_names.items()]
-
-    def _overview(self, names: tuple[str, ...], members: Sequence[CellSummary]) -> Grid:
-        with_published = any(summary.comparisons for summary in members)
-        with_device = any(summary.peak_device_bytes is not None for summary in members)
-        titles = [self._layout.curve_title(name) for name in names]
-        header = [*titles, "seeds", "average", "normalised", "gap closed"]
-        header += ["published", "difference"] if with_published else []
-        header += ["seconds", "memory"]
-        header += ["device memory"] if with_device else []
-
-        def values(summary: CellSummary) -> list[Cell]:
-            cells = [Cell(number_text(value)) for _, value in summary.key.point]
-            cells += [
-                _seeds(summary),
-                self._average(summary),
-                _average_cell(summary.normalised_average),
-                _share(summary),
+        settings = self._places["point"].map(lambda point: "-".join(name for name, _ in point))
+        for setting, own in self._places.groupby(settings, sort=False):
+            titles = [self._layout.curve_title(name) for name, _ in own["point"].iloc[0]]
+            columns: dict[str, list[Any]] = {
+                title: [number_text(point[at][1]) for point in own["point"]]
+                for at, title in enumerate(titles)
+            }
+            columns["seeds"] = [
+                f"{done} of {done + len(missing)}" if missing else f"{done}"
+                for done, missing in zip(own["seeds"], own["missing"], strict=True)
             ]
-            if with_published:
-                cells += self._first_comparison(summary)
-            cells.append(Cell(seconds_text(summary.seconds)))
-            cells.append(Cell(bytes_text(summary.peak_memory_bytes)))
-            if with_device:
-                cells.append(Cell(bytes_text(summary.peak_device_bytes)))
-            return cells
+            columns["average"] = list(own["average"])
+            columns["normalised"] = list(own["normalised"])
+            columns["gap closed"] = [_share(place) for place in own.itertuples()]
+            columns |= self._first_published(own.index)
+            columns["seconds"] = [seconds_text(seconds) for seconds in own["seconds"]]
+            columns["memory"] = [bytes_text(memory) for memory in own["memory"]]
+            if own["device"].notna().any():
+                columns["device memory"] = [bytes_text(memory) for memory in own["device"]]
+            which = f" by {' and '.join(titles)}" if titles else ""
+            yield self._grid(
+                f"overview-{setting}" if setting else "overview",
+                f"Averages, share of the gap closed, cost{which}",
+                pd.DataFrame(columns, pd.MultiIndex.from_frame(own[_KEYS])),
+                brief=not titles,
+            )
 
-        which = f" by {' and '.join(titles)}" if titles else ""
-        return self._places_grid(
-            "-".join(("overview", *names)),
-            f"Averages, share of the gap closed, cost{which}",
-            header,
-            members,
-            values,
-            brief=not names,
-        )
+    def _first_published(self, places: pd.Index) -> dict[str, list[Any]]:
+        """The first published averages; the grid of published values has them all."""
+        published = self._summary.published
+        published = published[published["place"].isin(places)]
+        if published.empty:
+            return {}
+        first = published[published["task"] == AVERAGE].drop_duplicates("place").set_index("place")
+        values, differences = [], []
+        for place in places:
+            found = place in first.index
+            row = first.loc[place] if found else None
+            values.append("" if row is None else Entry(percent(row["value"]), marks=row["mark"]))
+            differences.append("" if row is None else percent(row["difference"], signed=True))
+        return {"published": values, "difference": differences}
 
-    def scores(self) -> list[Grid]:
-        """The score of every task."""
-        return self._by_task(
-            "scores", "Scores per task", lambda summary: summary.scores, self._average, brief=True
-        )
+    def by_task(
+        self, name: str, title: str, value: str, caption: str = "", brief: bool = False
+    ) -> Iterator[Grid]:
+        """Scores of every task, absolute or relative to the experts'."""
+        table = self._places[self._places["point"].map(len) == 0]
+        if self._summary.scores[value][list(table.index)].isna().all():
+            return
+        entries = self._entries[value].unstack("task").loc[table.index]
+        entries.index = pd.MultiIndex.from_frame(table[_KEYS])
+        for suffix, which, tasks in self._parts():
+            own = entries[tasks]
+            yield self._grid(f"{name}{suffix}", f"{title}{which}", own, caption, brief)
 
-    def normalised(self) -> list[Grid]:
-        """Scores relative to the experts'."""
-        if not any(summary.normalised for summary in self._cells_of_table):
-            return []
-        return self._by_task(
-            "normalised",
-            "Expert-normalised scores per task",
-            lambda summary: summary.normalised,
-            lambda summary: _average_cell(summary.normalised_average),
-            caption="In percent of the experts' scores.",
-        )
-
-    def published(self) -> list[Grid]:
+    def published(self) -> Iterator[Grid]:
         """Published results, and in parentheses by how much ours are above them."""
-        pairs = [(s, comparison) for s in self._summaries for comparison in s.comparisons]
-        if not pairs:
-            return []
-        grids = []
-        for name, which, tasks, last in self._task_chunks():
-            rows = []
-            for summary, comparison in pairs:
-                row = comparison.row
-                cells = [Cell(row.label, marks=self._marks.sources[row.source])]
-                cells += [
-                    _beside(row.scores.get(task), comparison.differences.get(task))
-                    for task in tasks
-                ]
-                cells += [_beside(row.average, comparison.average)] if last else []
-                rows.append((*self._method(summary.key), *cells))
-            grids.append(
-                Grid(
-                    name=f"published{name}",
-                    title=f"Published values (ours minus them){which}",
-                    header=(*_NAMES, "published as", *tasks, *(["average"] if last else [])),
-                    rows=tuple(rows),
-                    text_columns=len(_NAMES) + 1,
-                    rules=_rules([_group(summary.key) for summary, _ in pairs]),
-                    caption=self._unit,
-                )
-            )
-        return grids
-
-    # Parts of several grids
-
-    def _by_task(
-        self,
-        name: str,
-        title: str,
-        values: Callable[[CellSummary], Mapping[str, Spread]],
-        average: Callable[[CellSummary], Cell],
-        caption: str = "",
-        brief: bool = False,
-    ) -> list[Grid]:
-        if not self._cells_of_table:
-            return []
-
-        def cells(summary: CellSummary, tasks: Sequence[str], last: bool) -> list[Cell]:
-            own = values(summary)
-            found = [_spread_cell(own.get(task)) for task in tasks]
-            return [*found, average(summary)] if last else found
-
-        return [
-            self._places_grid(
-                f"{name}{suffix}",
-                f"{title}{which}",
-                [*tasks, "average"] if last else tasks,
-                self._cells_of_table,
-                lambda summary, tasks=tasks, last=last: cells(summary, tasks, last),
-                caption,
-                brief=brief,
-            )
-            for suffix, which, tasks, last in self._task_chunks()
+        published = self._summary.published
+        if published.empty:
+            return
+        texts = [
+            percent(value) + ("" if math.isnan(d) else f" ({percent(d, signed=True)})")
+            for value, d in zip(published["value"], published["difference"], strict=True)
         ]
+        rows = published.drop_duplicates(["place", "label"])
+        entries = published.assign(text=texts).pivot(
+            index=["place", "label"], columns="task", values="text"
+        )
+        entries = entries.reindex(pd.MultiIndex.from_frame(rows[["place", "label"]]))
+        entries = entries.reindex(columns=[*self._layout.tasks, AVERAGE]).fillna(NONE)
+        labels = [
+            Entry(label, marks=m) for label, m in zip(rows["label"], rows["mark"], strict=True)
+        ]
+        entries.insert(0, _LABEL, labels)
+        entries.index = pd.MultiIndex.from_frame(self._places.loc[rows["place"], _KEYS])
+        for suffix, which, tasks in self._parts():
+            title = f"Published values (ours minus them){which}"
+            yield self._grid(f"published{suffix}", title, entries[[_LABEL, *tasks]])
 
-    def _task_chunks(self) -> list[tuple[str, str, tuple[str, ...], bool]]:
-        """Names and tasks of the grids that all tasks are divided among, and which is the last."""
-        tasks = self._layout.tasks
+    def _parts(self) -> list[tuple[str, str, list[str]]]:
+        """Suffixes of names and titles of the grids that all tasks are divided among."""
+        tasks = [*self._layout.tasks]
         count = math.ceil(len(tasks) / _MOST_COLUMNS)
         if count == 1:
-            return [("", "", tasks, True)]
+            return [("", "", [*tasks, AVERAGE])]
         size = math.ceil(len(tasks) / count)
         chunks = [tasks[at : at + size] for at in range(0, len(tasks), size)]
+        chunks[-1] = [*chunks[-1], AVERAGE]
         return [
-            (f"-{part}", f", part {part} of {len(chunks)}", chunk, part == len(chunks))
+            (f"-{part}", f", part {part} of {len(chunks)}", chunk)
             for part, chunk in enumerate(chunks, start=1)
         ]
 
-    def _places_grid(
-        self,
-        name: str,
-        title: str,
-        header: Sequence[str],
-        summaries: Sequence[CellSummary],
-        values: Callable[[CellSummary], list[Cell]],
-        caption: str = "",
-        brief: bool = False,
+    def _grid(
+        self, name: str, title: str, entries: Frame, caption: str = "", brief: bool = False
     ) -> Grid:
-        """A grid with a row per place."""
+        """A grid of a frame of entries and texts; what is NaN stays empty."""
+        keys = entries.index.to_frame(index=False)
+        references = keys["merger"].isin([BASE, EXPERTS])
+        # a rule below the base and the experts, and between mergers that have several rows
+        groups = references if keys["merger"].is_unique else keys["merger"].mask(references, "")
+        keys["merger"] = keys["merger"].map(self._layout.row_title)
+        if "calibrator" in keys:
+            titles = keys["calibrator"].map(self._layout.column_title)
+            keys["calibrator"] = titles.mask(references, "")
+        entries = pd.concat([keys, entries.reset_index(drop=True)], axis="columns")
         return Grid(
             name=name,
             title=title,
-            header=(*_NAMES, *header),
-            rows=tuple((*self._method(summary.key), *values(summary)) for summary in summaries),
-            text_columns=len(_NAMES),
-            rules=_rules([_group(summary.key) for summary in summaries]),
+            entries=entries.map(_as_entry).rename(columns={AVERAGE: "average"}),
+            text_columns=keys.shape[1] + (_LABEL in entries),
+            rules=[at for at in range(1, len(groups)) if groups[at] != groups[at - 1]],
             caption=caption or self._unit,
             brief=brief,
         )
 
-    def _method(self, key: CellKey) -> tuple[Cell, Cell]:
-        calibrator = "" if key.is_reference else self._layout.column_title(key.calibrator)
-        return (Cell(self._layout.row_title(key.merger)), Cell(calibrator))
 
-    def _average(self, summary: CellSummary) -> Cell:
-        cell = _average_cell(summary.average)
-        return replace(cell, marks=cell.marks + self._marks.of_labels(summary.labels))
-
-    def _compared(self, own: Sequence[CellSummary | None]) -> list[Cell]:
-        """Averages of a row, the best of them bold.
-
-        What was never to be run stays empty; what is missing does not.
-        """
-        best = _best(own)
-        cells = [Cell() if summary is None else self._average(summary) for summary in own]
-        return [replace(cell, bold=at in best) for at, cell in enumerate(cells)]
-
-    def _first_comparison(self, summary: CellSummary) -> list[Cell]:
-        """The first published average; the grid of published values has them all."""
-        found: Comparison | None = next(
-            (c for c in summary.comparisons if c.row.average is not None), None
-        )
-        if found is None:
-            return [Cell(), Cell()]
-        mark = self._marks.sources[found.row.source]
-        difference = NONE if found.average is None else percent(found.average, signed=True)
-        return [Cell(percent(found.row.average), marks=mark), Cell(difference)]
-
-
-def _unit(summaries: Sequence[CellSummary], layout: TableLayout) -> str:
-    cells = [cell for summary in summaries for cell in summary.cells]
-    rhos = [
+def _unit(summary: Summary, layout: TableLayout) -> str:
+    rho = {
         task
-        for task in layout.tasks
-        if any(cell.metrics.get(task) == SPEARMAN_RHO for cell in cells)
-    ]
-    if not rhos:
+        for result in summary.results
+        for task, metric in result.metrics.items()
+        if metric == SPEARMAN_RHO
+    }
+    if not rho:
         return "Accuracy in percent."
-    if len(rhos) == len(layout.tasks):
+    if len(rho) == len(layout.tasks):
         return "100 × Spearman's ρ."
-    return f"Accuracy in percent; {', '.join(rhos)}: 100 × Spearman's ρ."
+    named = ", ".join(task for task in layout.tasks if task in rho)
+    return f"Accuracy in percent; {named}: 100 × Spearman's ρ."
 
 
-def _spread_cell(spread: Spread | None) -> Cell:
-    if spread is None:
-        return Cell(NONE)
-    return Cell(percent(spread.mean), "" if spread.deviation is None else percent(spread.deviation))
+def _as_entry(value: Any) -> Entry:
+    if isinstance(value, Entry):
+        return value
+    return Entry(value if isinstance(value, str) else "")
 
 
-def _average_cell(average: Average | None) -> Cell:
-    partial = average is not None and average.partial
-    return replace(_spread_cell(average), marks=PARTIAL if partial else "")
+def _share(place: Any) -> Entry:
+    """The share of the gap of a row of ``Summary.places``."""
+    if place.calibrator == NO_CALIBRATOR:
+        return Entry()
+    if place.share is None or math.isnan(place.share):
+        return Entry(NONE)
+    text = f"{100 * place.share:.0f} %".replace("-", MINUS)
+    return Entry(text, marks=PARTIAL if place.share_partial else "")
 
 
-def _seeds(summary: CellSummary) -> Cell:
-    present = len(summary.cells)
-    wanted = present + len(summary.missing_seeds)
-    return Cell(f"{present}" if present == wanted else f"{present} of {wanted}")
+def _compared(places: Frame, rows: Sequence[str], column: str) -> Frame:
+    """Averages in a grid, the best of each row bold.
 
-
-def _share(summary: CellSummary) -> Cell:
-    if summary.key.calibrator == NO_CALIBRATOR:
-        return Cell()
-    if summary.share is None or math.isnan(summary.share.value):
-        return Cell(NONE)
-    text = f"{100 * summary.share.value:.0f} %".replace("-", MINUS)
-    return Cell(text, marks=PARTIAL if summary.share.partial else "")
-
-
-def _beside(published: float | None, difference: float | None) -> Cell:
-    if published is None or difference is None:
-        return Cell(percent(published))
-    return Cell(f"{percent(published)} ({percent(difference, signed=True)})")
-
-
-def _best(own: Sequence[CellSummary | None]) -> set[int]:
-    """Where the highest averages as printed stand, if there are several over the same tasks."""
-    averages = {at: s.average for at, s in enumerate(own) if s is not None and s.average}
-    if len(averages) < 2 or len({average.tasks for average in averages.values()}) > 1:
-        return set()
-    printed = {at: round(100 * average.mean, 1) for at, average in averages.items()}
-    return {at for at, value in printed.items() if value == max(printed.values())}
-
-
-def _group(key: CellKey) -> str:
-    """Places between which there is no rule have the same."""
-    return "" if key.is_reference else key.merger
-
-
-def _rules(groups: Sequence[object]) -> tuple[int, ...]:
-    """Where a new group begins, the first left out."""
-    return tuple(at for at in range(1, len(groups)) if groups[at] != groups[at - 1])
+    The best are the highest as printed, if a row has several averages over the same tasks. What was
+    never to be run is NaN; what is missing is not.
+    """
+    by_row = [places[key] for key in rows]
+    printed = places["mean"].map(lambda mean: round(100 * mean, 1))
+    of_row = printed.groupby(by_row)
+    alike = places["tasks"].groupby(by_row).transform("nunique") == 1
+    best = (printed == of_row.transform("max")) & (of_row.transform("count") > 1) & alike
+    entries = [
+        replace(entry, bold=bool(bold)) for entry, bold in zip(places["average"], best, strict=True)
+    ]
+    return places.assign(entry=entries).pivot(index=[*rows], columns=column, values="entry")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .document import Cell, Document, Grid, Note
+from .document import Document, Entry, Grid, Note
 
 __all__ = ["latex"]
 
@@ -74,12 +74,11 @@ def latex(document: Document) -> str:
 
 
 def _grid(document: Document, grid: Grid) -> str:
-    rows = []
-    for at, row in enumerate(grid.rows):
-        rows += [r"\midrule"] if at in grid.rules else []
-        rows.append(_row([_cell(cell) for cell in row]))
-    columns = "l" * grid.text_columns + "r" * (len(grid.header) - grid.text_columns)
-    caption = _escape(f"{document.title}: {grid.title}. {grid.caption}".strip())
+    rows = grid.entries.map(_entry).rename(columns=_escape)
+    for at in grid.rules:
+        rows.iat[at, 0] = f"\\midrule\n{rows.iat[at, 0]}"
+    columns = "l" * grid.text_columns + "r" * (rows.shape[1] - grid.text_columns)
+    caption = _escape(f"{document.title}: {grid.title}. {grid.caption}")
     return "\n".join(
         [
             r"\begin{table*}[t]",
@@ -87,28 +86,19 @@ def _grid(document: Document, grid: Grid) -> str:
             f"\\caption{{{caption}}}",
             f"\\label{{tab:{_label(document.name)}-{_label(grid.name)}}}",
             r"\begin{adjustbox}{max width=\textwidth}",
-            f"\\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            _row([_escape(text) for text in grid.header]),
-            r"\midrule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
+            # not escaped by pandas, which leaves Greek letters and signs to packages
+            rows.to_latex(index=False, escape=False, column_format=columns).rstrip(),
             r"\end{adjustbox}",
             r"\end{table*}",
         ]
     )
 
 
-def _row(cells: list[str]) -> str:
-    return " & ".join(cells) + r" \\"
-
-
-def _cell(cell: Cell) -> str:
-    text = _escape(cell.text)
-    marks = f"\\textsuperscript{{{_escape(cell.marks)}}}" if cell.marks else ""
-    spread = f" {{\\scriptsize$\\pm$ {_escape(cell.spread)}}}" if cell.spread else ""
-    return (f"\\textbf{{{text}}}" if cell.bold and text else text) + spread + marks
+def _entry(entry: Entry) -> str:
+    text = _escape(entry.text)
+    marks = f"\\textsuperscript{{{_escape(entry.marks)}}}" if entry.marks else ""
+    spread = f" {{\\scriptsize$\\pm$ {_escape(entry.spread)}}}" if entry.spread else ""
+    return (f"\\textbf{{{text}}}" if entry.bold and text else text) + spread + marks
 
 
 def _note(note: Note) -> str:

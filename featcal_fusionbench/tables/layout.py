@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .published import PublishedRow, Tree, look_up
-from .results import BASE, EXPERTS, NO_CALIBRATOR
+from .published import PublishedRow, look_up
+from .results import BASE, EXPERTS, NO_CALIBRATOR, Cell
 
-__all__ = ["ExpectedCell", "PublishedValue", "PublishedValues", "TableLayout"]
-
-_REFERENCE_TITLES = {BASE: "base", EXPERTS: "experts"}
+__all__ = ["PublishedValue", "PublishedValues", "TableLayout"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,30 +18,33 @@ class PublishedValue:
 
     Attributes:
         merger: Key of the cell's row.
+        label: The published row's label.
         calibrator: Key of its column.
         point: Its place on a curve; empty in a table.
-        label: The published row's label.
     """
 
     merger: str
     label: str
     calibrator: str = NO_CALIBRATOR
-    point: Mapping[str, Any] = field(default_factory=dict)
+    point: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """The ``place`` of the cell."""
+        return Cell(self.merger, self.calibrator, 0, tuple(sorted(self.point.items()))).place
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedValues:
-    """The published values beside a table, all of one tree, backbone and set of tasks.
+    """The published values beside a table, all of one backbone and set of tasks.
 
     Attributes:
-        tree: Whose checkpoints they were measured on.
         backbone: Key of the model.
         task_set: Key of the set of tasks.
         values: Which of them belong to which cell, in the order of preference: where a cell has
             several, the first stands in the overview.
     """
 
-    tree: Tree
     backbone: str
     task_set: str
     values: tuple[PublishedValue, ...] = ()
@@ -55,28 +56,8 @@ class PublishedValues:
             PublishedNumberError: There is no such backbone, set of tasks or label.
         """
         return [
-            (value, look_up(self.tree, self.backbone, self.task_set, value.label))
-            for value in self.values
+            (value, look_up(self.backbone, self.task_set, value.label)) for value in self.values
         ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpectedCell:
-    """A cell that was to be run.
-
-    Attributes:
-        merger: Key of the row.
-        calibrator: Key of the column.
-        seed: Seed.
-        point: Place on a curve.
-        failure: Why it has no result, where that is known.
-    """
-
-    merger: str
-    calibrator: str
-    seed: int
-    point: Mapping[str, Any] = field(default_factory=dict)
-    failure: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +72,8 @@ class TableLayout:
         columns: Titles of the calibrators by key, in order.
         starts: Of rows that start from a calibrated model, the row and column of that cell.
         curves: Titles of swept settings by name, where the name is not title enough.
-        expected: The cells that were to be run, with those of the base and the experts. The ones
-            without a result show as "–" and are listed.
+        expected: The cells that were to be run, with those of the base and the experts, and why
+            they have no result, where that is known. Those without one show as "–" and are listed.
         published: Published values to stand beside; None: none.
         command: The command that makes the table.
         notes: Lines below the table, such as the sources of hyper-parameters.
@@ -105,7 +86,7 @@ class TableLayout:
     columns: Mapping[str, str]
     starts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     curves: Mapping[str, str] = field(default_factory=dict)
-    expected: tuple[ExpectedCell, ...] = ()
+    expected: Mapping[Cell, str] = field(default_factory=dict)
     published: PublishedValues | None = None
     command: str = ""
     notes: tuple[str, ...] = ()
@@ -116,9 +97,32 @@ class TableLayout:
         if not self.tasks:
             raise ValueError(f"The table {self.name} has no tasks.")
 
+    @property
+    def all_rows(self) -> tuple[str, ...]:
+        """Keys of the rows in order, the base and the experts among them."""
+        return (BASE, EXPERTS, *self.rows)
+
+    @property
+    def all_columns(self) -> tuple[str, ...]:
+        """Keys of the columns in order; that of no calibrator is first if it is not listed."""
+        return tuple(dict.fromkeys((NO_CALIBRATOR, *self.columns)))
+
+    def shows(self, cell: Cell) -> bool:
+        """Whether the table has a row and a column for a cell."""
+        return cell.merger in self.all_rows and cell.calibrator in self.all_columns
+
+    def order(self, cell: Cell) -> tuple[Any, ...]:
+        """Sorts cells row by row, column by column, along curves, by seed; what is not shown last.
+
+        Along a curve numbers stand by size and before names.
+        """
+        rows, columns = (*self.all_rows, cell.merger), (*self.all_columns, cell.calibrator)
+        point = [(name, isinstance(value, str), value) for name, value in cell.point]
+        return (rows.index(cell.merger), columns.index(cell.calibrator), point, cell.seed)
+
     def row_title(self, merger: str) -> str:
-        """Title of a row, the reference rows among them."""
-        return _REFERENCE_TITLES.get(merger) or self.rows[merger]
+        """Title of a row; the base and the experts are called by their keys."""
+        return self.rows.get(merger, merger)
 
     def column_title(self, calibrator: str) -> str:
         """Title of a column; that of no calibrator need not be listed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .document import Cell, Document, Grid, Note
+from .document import Document, Entry, Grid, Note
 
 __all__ = ["markdown"]
 
@@ -18,9 +18,7 @@ def markdown(document: Document) -> str:
     """
     parts = [f"# {_escape(document.title)}"]
     for grid in document.grids:
-        parts += [f"## {_escape(grid.title)}", _grid(grid)]
-        if grid.caption:
-            parts.append(f"*{_escape(grid.caption)}*")
+        parts += [f"## {_escape(grid.title)}", _grid(grid), f"*{_escape(grid.caption)}*"]
     for note in document.notes:
         if note.kind == "record":
             parts += [
@@ -34,17 +32,16 @@ def markdown(document: Document) -> str:
 
 
 def _grid(grid: Grid) -> str:
-    numbers = len(grid.header) - grid.text_columns
-    lines = [[_escape(text) for text in grid.header]]
-    lines.append(["---"] * grid.text_columns + ["---:"] * numbers)
-    lines += [[_cell(cell) for cell in row] for row in grid.rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    texts = grid.entries.map(_entry).rename(columns=_escape)
+    numbers = texts.shape[1] - grid.text_columns
+    align = ["left"] * grid.text_columns + ["right"] * numbers
+    return texts.to_markdown(index=False, colalign=align, disable_numparse=True)
 
 
-def _cell(cell: Cell) -> str:
-    text = _escape(f"{cell.text} ± {cell.spread}" if cell.spread else cell.text)
-    marks = f"<sup>{_escape(cell.marks)}</sup>" if cell.marks else ""
-    return (f"**{text}**" if cell.bold and text else text) + marks
+def _entry(entry: Entry) -> str:
+    text = _escape(f"{entry.text} ± {entry.spread}" if entry.spread else entry.text)
+    marks = f"<sup>{_escape(entry.marks)}</sup>" if entry.marks else ""
+    return (f"**{text}**" if entry.bold and text else text) + marks
 
 
 def _note(note: Note) -> str:

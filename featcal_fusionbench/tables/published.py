@@ -1,8 +1,4 @@
-"""Published results, each with its source, in two trees that are never mixed.
-
-The two trees hold results on different experts: what a merger reaches on one set of experts says
-nothing about another. So every look-up names its tree, and a column of values from both is refused.
-"""
+"""Published results, each with its source, all on the experts that FusionBench's pools name."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cache
 from importlib.resources import as_file, files
 from types import MappingProxyType
@@ -18,26 +13,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-__all__ = [
-    "MixedTreesError",
-    "PublishedNumberError",
-    "PublishedRow",
-    "Tree",
-    "labels",
-    "look_up",
-    "require_one_tree",
-]
+__all__ = ["PublishedNumberError", "PublishedRow", "labels", "look_up"]
 
 _DATA = "published.yaml"
-
-
-class Tree(str, Enum):
-    """Whose checkpoints a result was measured on."""
-
-    FUSIONBENCH = "fusionbench_checkpoints"
-    """The experts that FusionBench's model pools name."""
-    OTHER = "other_checkpoints"
-    """Any others."""
 
 
 class PublishedNumberError(KeyError):
@@ -47,27 +25,21 @@ class PublishedNumberError(KeyError):
         return str(self.args[0])  # KeyError shows the repr of its message
 
 
-class MixedTreesError(ValueError):
-    """Published results on different checkpoints were to stand in one column."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PublishedRow:
     """One published result.
 
     Attributes:
-        tree: Whose checkpoints it was measured on.
         backbone: The model.
         task_set: Key of the set of tasks.
         tasks: The tasks of the set, which the average runs over.
-        label: What tells it from the others of the same tree, backbone and set of tasks.
+        label: What tells it from the others of the same backbone and set of tasks.
         source: Where it was read.
         scores: By task, 0 to 1; empty where only the average was published.
         average: The published average over all tasks of the set, 0 to 1; None where there is none.
         note: A remark.
     """
 
-    tree: Tree
     backbone: str
     task_set: str
     tasks: tuple[str, ...]
@@ -78,20 +50,19 @@ class PublishedRow:
     note: str = ""
 
 
-def labels(tree: Tree | str, backbone: str, task_set: str) -> list[str]:
+def labels(backbone: str, task_set: str) -> list[str]:
     """The labels of all published results on one set of tasks.
 
     Raises:
-        PublishedNumberError: The tree has no such backbone or set of tasks.
+        PublishedNumberError: There is no such backbone or set of tasks.
     """
-    return list(_rows(tree, backbone, task_set))
+    return list(_rows(backbone, task_set))
 
 
-def look_up(tree: Tree | str, backbone: str, task_set: str, label: str) -> PublishedRow:
+def look_up(backbone: str, task_set: str, label: str) -> PublishedRow:
     """Look one published result up.
 
     Args:
-        tree: Whose checkpoints.
         backbone: As the model pools name it: ``clip-vit-base-patch32``, ``flan-t5-base``.
         task_set: ``TA8``, ``TALL14``, ``TALL20``, ``GLUE8_full`` or ``GLUE8_lora16``.
         label: One of ``labels``.
@@ -99,44 +70,19 @@ def look_up(tree: Tree | str, backbone: str, task_set: str, label: str) -> Publi
     Raises:
         PublishedNumberError: One of them is unknown; the message suggests near names.
     """
-    rows = _rows(tree, backbone, task_set)
+    rows = _rows(backbone, task_set)
     if label not in rows:
-        raise _unknown("label", label, rows, f"{Tree(tree).value}, {backbone}, {task_set}")
+        raise _unknown("label", label, rows, f"{backbone}, {task_set}")
     return rows[label]
 
 
-def require_one_tree(rows: Iterable[PublishedRow]) -> Tree | None:
-    """Make sure that published results may stand in one column.
-
-    Returns:
-        Their tree; None where there are no results.
-
-    Raises:
-        MixedTreesError: They are of several trees; the message names results of each.
-    """
-    by_tree: dict[Tree, PublishedRow] = {}
-    for row in rows:
-        by_tree.setdefault(row.tree, row)
-    if len(by_tree) > 1:
-        named = " and ".join(f"{row.label} ({tree.value})" for tree, row in by_tree.items())
-        raise MixedTreesError(
-            f"{named} were measured on different checkpoints and cannot be compared with one "
-            f"another: take all values of a column from one tree."
-        )
-    return next(iter(by_tree), None)
-
-
-def _rows(tree: Tree | str, backbone: str, task_set: str) -> Mapping[str, PublishedRow]:
-    try:
-        tree = Tree(tree)
-    except ValueError:
-        raise _unknown("tree", str(tree), [t.value for t in Tree], "the package") from None
-    backbones = _load()[tree]
+def _rows(backbone: str, task_set: str) -> Mapping[str, PublishedRow]:
+    backbones = _load()
     if backbone not in backbones:
-        raise _unknown("backbone", backbone, backbones, tree.value)
+        raise _unknown("backbone", backbone, backbones, "the package")
     task_sets = backbones[backbone]
     if task_set not in task_sets:
-        raise _unknown("set of tasks", task_set, task_sets, f"{tree.value}, {backbone}")
+        raise _unknown("set of tasks", task_set, task_sets, backbone)
     return task_sets[task_set]
 
 
@@ -149,43 +95,34 @@ def _unknown(what: str, name: str, known: Iterable[str], where: str) -> Publishe
 
 
 @cache
-def _load() -> Mapping[Tree, Mapping[str, Mapping[str, Mapping[str, PublishedRow]]]]:
+def _load() -> Mapping[str, Mapping[str, Mapping[str, PublishedRow]]]:
     with as_file(files("featcal_fusionbench.tables") / _DATA) as path:
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
+
+    def row(backbone: str, task_set: str, label: str, entry: Mapping[str, Any]) -> PublishedRow:
+        return PublishedRow(
+            backbone=backbone,
+            task_set=task_set,
+            tasks=tuple(content["task_sets"][task_set]),
+            label=label,
+            source=content["sources"][entry["source"]],
+            scores=MappingProxyType(
+                {task: _fraction(value) for task, value in entry.get("scores", {}).items()}
+            ),
+            average=_fraction(entry["average"]) if "average" in entry else None,
+            note=entry.get("note", ""),
+        )
+
     return MappingProxyType(
         {
-            tree: {
-                backbone: {
-                    task_set: {
-                        label: _row(content, entry, (tree, backbone, task_set, label))
-                        for label, entry in entries.items()
-                    }
-                    for task_set, entries in task_sets.items()
+            backbone: {
+                task_set: {
+                    label: row(backbone, task_set, label, entry) for label, entry in entries.items()
                 }
-                for backbone, task_sets in content[tree.value].items()
+                for task_set, entries in task_sets.items()
             }
-            for tree in Tree
+            for backbone, task_sets in content["fusionbench_checkpoints"].items()
         }
-    )
-
-
-def _row(
-    content: Mapping[str, Any], entry: Mapping[str, Any], key: tuple[Tree, str, str, str]
-) -> PublishedRow:
-    tree, backbone, task_set, label = key
-    average = entry.get("average")
-    return PublishedRow(
-        tree=tree,
-        backbone=backbone,
-        task_set=task_set,
-        tasks=tuple(content["task_sets"][task_set]),
-        label=label,
-        source=content["sources"][entry["source"]],
-        scores=MappingProxyType(
-            {task: _fraction(value) for task, value in entry.get("scores", {}).items()}
-        ),
-        average=None if average is None else _fraction(average),
-        note=entry.get("note", ""),
     )
 
 

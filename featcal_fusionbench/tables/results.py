@@ -12,6 +12,7 @@ from ..report.codec import from_json, to_json
 from ..report.errors import ReportError
 from ..report.files import read_json, write_json
 from ..report.run_report import Machine, ModelIdentity
+from .text import number_text
 
 __all__ = [
     "ACCURACY",
@@ -22,6 +23,7 @@ __all__ = [
     "NO_CALIBRATOR",
     "SPEARMAN_RHO",
     "TRAINED_ON_TEST_INPUTS",
+    "Cell",
     "CellResult",
     "Metric",
     "Size",
@@ -51,9 +53,47 @@ Size = Literal["full", "smoke"]
 _LOWEST: dict[str, float] = {ACCURACY: 0.0, SPEARMAN_RHO: -1.0}
 
 
+@dataclass(frozen=True)
+class Cell:
+    """Which cell of a table or which point of a curve, for one seed: the key of all about it.
+
+    Attributes:
+        merger: Key of the row.
+        calibrator: Key of the column.
+        seed: The seed. Of a cell that does not depend on it, 0.
+        point: What a curve sweeps, as pairs of name and value sorted by name; empty in a table.
+    """
+
+    merger: str
+    calibrator: str
+    seed: int
+    point: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def id(self) -> str:
+        """Its directory below those of all cells, and its name in messages."""
+        place = [f"{name}={value}" for name, value in self.point]
+        return "/".join([self.merger, self.calibrator, *place, f"seed{self.seed}"])
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is of the base or the experts."""
+        return self.merger in (BASE, EXPERTS)
+
+    @property
+    def place(self) -> str:
+        """The same for all its seeds and for no other cell: the key of what is said of all seeds.
+
+        It is made for readers too: ``ta × featcal, n_samples=8``.
+        """
+        calibrator = "" if self.is_reference else f" × {self.calibrator}"
+        point = "".join(f", {name}={number_text(value)}" for name, value in self.point)
+        return f"{self.merger}{calibrator}{point}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """One cell of a table or one point of a curve, for one seed.
+    """What one cell measured.
 
     Attributes:
         table: Name of the experiment.
@@ -136,21 +176,14 @@ class CellResult:
         return any(math.isnan(self.scores.get(task, math.nan)) for task in self.tasks)
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """What makes it this cell: no two results of one sweep share it."""
-        return (
-            self.table,
-            self.merger,
-            self.calibrator,
-            self.seed,
-            tuple(sorted(self.point.items(), key=lambda item: item[0])),
-        )
+    def cell(self) -> Cell:
+        """Its key: no two results of one sweep share it."""
+        return Cell(self.merger, self.calibrator, self.seed, tuple(sorted(self.point.items())))
 
     @property
     def title(self) -> str:
         """The cell in words, for messages."""
-        point = "".join(f", {name}={value}" for name, value in self.point.items())
-        return f"{self.table}: {self.merger} × {self.calibrator}{point}, seed {self.seed}"
+        return f"{self.table}: {self.cell.place}, seed {self.seed}"
 
     def write(self, path: str | Path) -> None:
         """Write the cell as JSON, atomically."""

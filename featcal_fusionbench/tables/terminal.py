@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .document import Cell, Document, Grid
+from .document import Document, Entry, Grid
 
 __all__ = ["terminal"]
 
@@ -18,7 +18,7 @@ _MOST_SPREADS = 7
 def terminal(document: Document) -> Group:
     """Render a document with rich: what is brief, and the notes that a reader needs.
 
-    Cells are ``Text`` and not ``str``: rich would take brackets for its markup.
+    Entries are ``Text`` and not ``str``: rich would take brackets for its markup.
     """
     parts: list[RenderableType] = [Text(document.title, "bold")]
     parts += [_grid(grid) for grid in document.grids if grid.brief]
@@ -31,7 +31,7 @@ def terminal(document: Document) -> Group:
 
 
 def _grid(grid: Grid) -> Table:
-    with_spread = sum(any(row[at].spread for row in grid.rows) for at in range(len(grid.header)))
+    with_spread = grid.entries.map(lambda entry: bool(entry.spread)).any().sum()
     leave_out = with_spread > _MOST_SPREADS
     note = " Deviations stand in the written files." if leave_out else ""
     table = Table(
@@ -40,23 +40,23 @@ def _grid(grid: Grid) -> Table:
         box=SIMPLE_HEAD,
         title_justify="left",
     )
-    rows = [[_text(cell, spread=not leave_out) for cell in row] for row in grid.rows]
-    for at, text in enumerate(grid.header):
+    texts = grid.entries.map(lambda entry: _text(entry, spread=not leave_out))
+    for at, header in enumerate(texts.columns):
         if at < grid.text_columns:
-            table.add_column(Text(text), overflow="fold")
+            table.add_column(Text(header), overflow="fold")
         else:  # headings may wrap, numbers may not
-            words = map(len, text.split())
-            width = max(*words, *(row[at].cell_len for row in rows), 1)
-            table.add_column(Text(text), justify="right", min_width=width, overflow="fold")
-    for at, row in enumerate(rows):
+            words = map(len, header.split())
+            width = max(*words, *(text.cell_len for text in texts.iloc[:, at]), 1)
+            table.add_column(Text(header), justify="right", min_width=width, overflow="fold")
+    before = None
+    for at, (first, *others) in enumerate(texts.itertuples(index=False)):
         if at in grid.rules:
             table.add_section()
-        elif at and row[0] == rows[at - 1][0]:
-            row = [Text(), *row[1:]]
-        table.add_row(*row)
+        table.add_row(Text() if first == before and at not in grid.rules else first, *others)
+        before = first
     return table
 
 
-def _text(cell: Cell, spread: bool) -> Text:
-    deviation = f" ± {cell.spread}" if spread and cell.spread else ""
-    return Text(cell.text + deviation + cell.marks, "bold" if cell.bold else "")
+def _text(entry: Entry, spread: bool) -> Text:
+    deviation = f" ± {entry.spread}" if spread and entry.spread else ""
+    return Text(entry.text + deviation + entry.marks, "bold" if entry.bold else "")

@@ -10,18 +10,16 @@ from matplotlib.figure import Figure
 
 from ..report.files import write_figure, write_text
 from .checks import require_one_table
-from .curves import curve_figures
 from .document import Document
-from .figures import table_figure, tasks_figure
+from .figures import curve_figures, table_figure, tasks_figure
+from .frame import tidy_csv
 from .grids import make_grids
 from .latex import latex
 from .layout import TableLayout
 from .markdown import markdown
-from .marks import Marks
 from .notes import make_notes
 from .results import CellResult
-from .summary import CellSummary, summarise
-from .tidy import tidy_csv
+from .summary import Summary, summarise
 
 __all__ = ["WrittenTable", "make_document", "write_tables"]
 
@@ -41,25 +39,15 @@ class WrittenTable:
     files: tuple[Path, ...]
 
 
-def make_document(cells: Sequence[CellResult], layout: TableLayout) -> Document:
-    """Lay a table out as text.
-
-    Args:
-        cells: Results of the table, in any order.
-        layout: The table.
-
-    Raises:
-        TableError: The cells cannot stand in one table.
-        PublishedNumberError: The layout names a published result that does not exist.
-        MixedTreesError: Its published results are of two trees.
-    """
-    require_one_table(cells, layout)
-    layout = _with_size(cells, layout)
-    return _document(cells, summarise(cells, layout), layout)
+def make_document(results: Sequence[CellResult], layout: TableLayout) -> Document:
+    """Lay a table out as text; arguments and errors as of ``write_tables``."""
+    require_one_table(results, layout)
+    layout = _with_size(results, layout)
+    return _document(summarise(results, layout), layout)
 
 
 def write_tables(
-    cells: Sequence[CellResult], layout: TableLayout, directory: str | Path
+    results: Sequence[CellResult], layout: TableLayout, directory: str | Path
 ) -> WrittenTable:
     """Write everything that is made of a table's results.
 
@@ -67,61 +55,57 @@ def write_tables(
     were run, ``curve-<name>.png`` for each swept setting; every picture as PDF too.
 
     Args:
-        cells: Results of the table, in any order.
+        results: Results of the table, in any order.
         layout: The table.
         directory: Where the files go; it is made if missing. Files of an earlier call are replaced.
 
     Raises:
-        TableError: The cells cannot stand in one table.
+        TableError: The results cannot stand in one table.
         PublishedNumberError: The layout names a published result that does not exist.
-        MixedTreesError: Its published results are of two trees.
         OSError: A file cannot be written.
     """
-    require_one_table(cells, layout)
-    layout = _with_size(cells, layout)
+    require_one_table(results, layout)
+    layout = _with_size(results, layout)
     directory = Path(directory)
-    summaries = summarise(cells, layout)
-    document = _document(cells, summaries, layout)
+    summary = summarise(results, layout)
+    document = _document(summary, layout)
     texts = {
         "table.md": markdown(document),
         "table.tex": latex(document),
-        "table.csv": tidy_csv(cells, layout),
+        "table.csv": tidy_csv(summary.tidy),
     }
     files = []
     for name, text in texts.items():
         files.append(directory / name)
         write_text(files[-1], text)
-    for name, figure in _figures(summaries, layout).items():
+    for name, figure in _figures(summary, layout).items():
         for suffix in (".png", ".pdf"):
             files.append(directory / f"{name}{suffix}")
             write_figure(files[-1], figure, dpi=_DPI)
     return WrittenTable(document=document, files=tuple(files))
 
 
-def _with_size(cells: Sequence[CellResult], layout: TableLayout) -> TableLayout:
+def _with_size(results: Sequence[CellResult], layout: TableLayout) -> TableLayout:
     """Say in every title that a smoke run is no measurement, since pictures travel alone."""
-    if cells[0].size == "full":
+    if results[0].size == "full":
         return layout
-    return replace(layout, title=f"{layout.title} ({cells[0].size} size)")
+    return replace(layout, title=f"{layout.title} ({results[0].size} size)")
 
 
-def _document(
-    cells: Sequence[CellResult], summaries: Sequence[CellSummary], layout: TableLayout
-) -> Document:
-    marks = Marks.of(summaries)
+def _document(summary: Summary, layout: TableLayout) -> Document:
     return Document(
         name=layout.name,
         title=layout.title,
-        grids=make_grids(summaries, layout, marks),
-        notes=make_notes(cells, summaries, layout, marks),
+        grids=make_grids(summary, layout),
+        notes=make_notes(summary, layout),
     )
 
 
-def _figures(summaries: Sequence[CellSummary], layout: TableLayout) -> dict[str, Figure]:
+def _figures(summary: Summary, layout: TableLayout) -> dict[str, Figure]:
     figures = {}
-    if any(s.cells and not s.key.point and not s.key.is_reference for s in summaries):
-        figures["table"] = table_figure(summaries, layout)
-        figures["table-tasks"] = tasks_figure(summaries, layout)
-    for name, figure in curve_figures(summaries, layout).items():
+    if any(not result.point and not result.cell.is_reference for result in summary.results):
+        figures["table"] = table_figure(summary, layout)
+        figures["table-tasks"] = tasks_figure(summary, layout)
+    for name, figure in curve_figures(summary, layout).items():
         figures[f"curve-{name}"] = figure
     return figures

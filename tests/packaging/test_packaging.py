@@ -242,7 +242,7 @@ def test_importing_the_package_is_light(installed: Path) -> None:
 def test_published_values_are_found(installed: Path, tmp_path: Path) -> None:
     code = (
         "from featcal_fusionbench.tables.published import labels;"
-        "print('RegMean' in labels('fusionbench_checkpoints', 'clip-vit-base-patch32', 'TA8'))"
+        "print('RegMean' in labels('clip-vit-base-patch32', 'TA8'))"
     )
     assert run(installed, "-c", code, cwd=tmp_path) == "True\n"
 

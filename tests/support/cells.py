@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from featcal_fusionbench.report import Machine, ModelIdentity
-from featcal_fusionbench.tables.layout import ExpectedCell, TableLayout
-from featcal_fusionbench.tables.results import CELL_FILE, NO_CALIBRATOR, CellResult
+from featcal_fusionbench.tables.layout import TableLayout
+from featcal_fusionbench.tables.results import CELL_FILE, NO_CALIBRATOR, Cell, CellResult
 
 STARTED = datetime(2026, 11, 29, 10, tzinfo=timezone.utc)
 FINISHED = datetime(2026, 11, 30, 10, tzinfo=timezone.utc)
@@ -80,12 +80,9 @@ def models(**sha256: str) -> tuple[ModelIdentity, ...]:
     )
 
 
-def expected(*places: tuple[str, str, int], **kwargs: Any) -> tuple[ExpectedCell, ...]:
+def expected(*places: tuple[str, str, int], failure: str = "") -> dict[Cell, str]:
     """Cells that were to be run."""
-    return tuple(
-        ExpectedCell(merger=merger, calibrator=calibrator, seed=seed, **kwargs)
-        for merger, calibrator, seed in places
-    )
+    return {Cell(*place): failure for place in places}
 
 
 def collect(directory: str | Path) -> list[CellResult]:

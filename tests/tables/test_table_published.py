@@ -1,21 +1,15 @@
-"""Published results: what they are, how they are looked up, and that trees never mix."""
+"""Published results: what they are, and how they are looked up."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from featcal_fusionbench.tables.layout import PublishedValue, PublishedValues
 from featcal_fusionbench.tables.published import (
-    MixedTreesError,
     PublishedNumberError,
     PublishedRow,
-    Tree,
     _load,
     labels,
     look_up,
-    require_one_tree,
 )
 
 B32 = ("clip-vit-base-patch32", "TA8")
@@ -24,8 +18,7 @@ B32 = ("clip-vit-base-patch32", "TA8")
 def every_row() -> list[PublishedRow]:
     return [
         row
-        for backbones in _load().values()
-        for task_sets in backbones.values()
+        for task_sets in _load().values()
         for rows in task_sets.values()
         for row in rows.values()
     ]
@@ -42,16 +35,15 @@ def every_row() -> list[PublishedRow]:
     ],
 )
 def test_the_papers_headline(label: str, average: float) -> None:
-    row = look_up(Tree.FUSIONBENCH, *B32, label)
+    row = look_up(*B32, label)
     assert row.average == pytest.approx(average)
     assert "2605.13030" in row.source or "FeatCal" in row.source
 
 
 def test_a_row_task_by_task() -> None:
-    row = look_up("fusionbench_checkpoints", *B32, "Task Arithmetic (lambda=0.3)")
+    row = look_up(*B32, "Task Arithmetic (lambda=0.3)")
     assert row.scores["eurosat"] == pytest.approx(0.767)
     assert list(row.scores) == list(row.tasks)
-    assert row.tree is Tree.FUSIONBENCH
 
 
 def test_what_the_tables_need_is_there() -> None:
@@ -59,13 +51,13 @@ def test_what_the_tables_need_is_there() -> None:
     for backbone in clip:
         for task_set, count in (("TA8", 8), ("TALL14", 14), ("TALL20", 20)):
             for label in ("Pre-trained", "Fine-tuned (STL)"):
-                assert len(look_up(Tree.FUSIONBENCH, backbone, task_set, label).scores) == count
+                assert len(look_up(backbone, task_set, label).scores) == count
     for backbone, task_set in (
         ("flan-t5-base", "GLUE8_full"),
         ("flan-t5-base", "GLUE8_lora16"),
         ("flan-t5-large", "GLUE8_lora16"),
     ):
-        assert "Task Arithmetic (lambda=0.3)" in labels(Tree.FUSIONBENCH, backbone, task_set)
+        assert "Task Arithmetic (lambda=0.3)" in labels(backbone, task_set)
 
 
 def test_every_row_is_whole() -> None:
@@ -87,53 +79,19 @@ def test_averages_are_those_of_their_rows() -> None:
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        (("fusionbench", *B32, "RegMean"), "No published tree 'fusionbench'.*fusionbench_checkpo"),
         (
-            (Tree.FUSIONBENCH, "clip-vit-base-patch23", "TA8", "RegMean"),
-            "No published backbone 'clip-vit-base-patch23' in fusionbench_checkpoints. "
+            ("clip-vit-base-patch23", "TA8", "RegMean"),
+            "No published backbone 'clip-vit-base-patch23' in the package. "
             "Did you mean clip-vit-base-patch32",
         ),
-        ((Tree.FUSIONBENCH, B32[0], "TALL8", "RegMean"), "No published set of tasks 'TALL8'"),
+        ((B32[0], "TALL8", "RegMean"), "No published set of tasks 'TALL8'"),
+        ((B32[0], "xyz", "RegMean"), "Known: TA8, TALL14, TALL20"),
         (
-            (Tree.FUSIONBENCH, *B32, "Task Arithmetic"),
+            (*B32, "Task Arithmetic"),
             r"No published label 'Task Arithmetic' in .*Did you mean .*\(lambda=0.3\)",
         ),
-        ((Tree.OTHER, "flan-t5-base", "GLUE8_full", "RegMean"), "No published backbone"),
     ],
 )
 def test_what_is_unknown_suggests_near_names(key: tuple[str, ...], message: str) -> None:
     with pytest.raises(PublishedNumberError, match=message):
         look_up(*key)
-
-
-@settings(deadline=None, max_examples=50)
-@given(text=st.text())
-def test_no_name_at_all_is_guessed(text: str) -> None:
-    if text not in labels(Tree.FUSIONBENCH, *B32):
-        with pytest.raises(PublishedNumberError):
-            look_up(Tree.FUSIONBENCH, *B32, text)
-
-
-def test_one_label_may_be_another_result_in_the_other_tree() -> None:
-    """So a look-up without its tree would be a guess."""
-    ours = look_up(Tree.FUSIONBENCH, *B32, "Pre-trained").average
-    other = look_up(Tree.OTHER, *B32, "Pre-trained").average
-    assert ours != other
-
-
-def test_a_column_of_two_trees_is_refused() -> None:
-    ours = look_up(Tree.FUSIONBENCH, *B32, "RegMean")
-    other = look_up(Tree.OTHER, *B32, "TA + Surgery")
-    assert require_one_tree([]) is None
-    assert require_one_tree([ours, ours]) is Tree.FUSIONBENCH
-    with pytest.raises(MixedTreesError, match=r"RegMean \(fusionb.*TA \+ Surgery \(other"):
-        require_one_tree([ours, other])
-
-
-def test_a_layouts_values_come_from_its_tree_alone() -> None:
-    values = (PublishedValue(merger="ta", label="Weight Avg + Surgery"),)
-    key = {"backbone": B32[0], "task_set": "TA8", "values": values}
-    ((_, row),) = PublishedValues(tree=Tree.OTHER, **key).resolve()
-    assert row.tree is Tree.OTHER
-    with pytest.raises(PublishedNumberError, match="Weight Avg"):
-        PublishedValues(tree=Tree.FUSIONBENCH, **key).resolve()

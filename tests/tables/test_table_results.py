@@ -1,4 +1,4 @@
-"""Results of cells as files, and the directory of a sweep."""
+"""Cells and their results as files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal_fusionbench.report import ReportError
-from featcal_fusionbench.tables.results import CellResult
+from featcal_fusionbench.tables.results import Cell, CellResult
+
+
+def test_a_place_is_that_of_all_seeds_and_of_no_other_cell() -> None:
+    result = cell("ta", "featcal", point={"n": 8, "corruption": "blur"}, seed=3)
+    assert result.cell == Cell("ta", "featcal", 3, (("corruption", "blur"), ("n", 8)))
+    assert result.cell.place == "ta × featcal, corruption=blur, n=8"
+    assert result.cell.id == "ta/featcal/corruption=blur/n=8/seed3"
+    assert (
+        Cell("ta", "featcal", 0, (("n", 8),)).place == Cell("ta", "featcal", 1, (("n", 8.0),)).place
+    )
+    assert cell("base").cell.place == "base"
 
 
 def test_a_cell_equals_what_is_read_back(tmp_path: Path) -> None:

@@ -1,29 +1,22 @@
-"""How the tables write numbers and machines."""
+"""How tables and figures write numbers and machines."""
 
 from __future__ import annotations
 
+import math
+
 from ..report.run_report import Machine
 from ..report.text import format_bytes
-from .summary import Spread
 
-__all__ = [
-    "MINUS",
-    "NONE",
-    "bytes_text",
-    "machine_text",
-    "number_text",
-    "percent",
-    "seconds_text",
-]
+__all__ = ["MINUS", "NONE", "bytes_text", "machine_text", "number_text", "percent", "seconds_text"]
 
 NONE = "–"
 """Stands where there is no value."""
 MINUS = "\N{MINUS SIGN}"
 
 
-def percent(value: float | None, signed: bool = False) -> str:
-    """A fraction in percent with one decimal; ``NONE`` for None."""
-    if value is None:
+def percent(value: float, signed: bool = False) -> str:
+    """A fraction in percent with one decimal; ``NONE`` for NaN."""
+    if math.isnan(value):
         return NONE
     text = f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}"
     if float(text) == 0:  # the sign of a zero says nothing
@@ -31,16 +24,16 @@ def percent(value: float | None, signed: bool = False) -> str:
     return text.replace("-", MINUS)
 
 
-def seconds_text(spread: Spread | None) -> str:
-    """Mean seconds, with a decimal below ten."""
-    if spread is None:
+def seconds_text(seconds: float) -> str:
+    """Seconds, with a decimal below ten; ``NONE`` for NaN."""
+    if math.isnan(seconds):
         return NONE
-    return f"{spread.mean:.0f}" if spread.mean >= 10 else f"{spread.mean:.1f}"
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"
 
 
-def bytes_text(count: int | None) -> str:
-    """A size in binary units."""
-    return NONE if count is None else format_bytes(count)
+def bytes_text(count: float) -> str:
+    """A size in binary units; ``NONE`` for NaN."""
+    return NONE if math.isnan(count) else format_bytes(count)
 
 
 def number_text(value: float | str) -> str:
