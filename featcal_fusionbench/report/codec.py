@@ -63,8 +63,9 @@ def from_json(kind: Any, value: Any, where: str = "the report") -> Any:
     """Build a value of an annotated type from what ``to_json`` made of it.
 
     Args:
-        kind: A dataclass, ``tuple[T, ...]``, ``dict[str, T]``, ``T | None``, ``T | dict[str, U]``,
-            ``Literal``, ``datetime``, ``float``, ``int``, ``bool``, ``str`` or ``Any``.
+        kind: A dataclass, ``tuple[T, ...]``, ``tuple[T, U]``, ``dict[str, T]``, ``T | None``,
+            ``T | dict[str, U]``, ``Literal``, ``datetime``, ``float``, ``int``, ``bool``, ``str``
+            or ``Any``.
         value: The JSON value.
         where: Where the value stands, for the message.
 
@@ -83,7 +84,9 @@ def from_json(kind: Any, value: Any, where: str = "the report") -> Any:
         return value
     if origin is tuple:
         items = _require(list, "a list", value, where)
-        return tuple(from_json(args[0], item, f"{where}[{i}]") for i, item in enumerate(items))
+        kinds = args[:1] * len(items) if args[-1] is Ellipsis else args
+        pairs = enumerate(zip(kinds, items, strict=True))
+        return tuple(from_json(kind, item, f"{where}[{i}]") for i, (kind, item) in pairs)
     if origin is dict:
         items = _require(dict, "an object", value, where)
         return {key: from_json(args[1], item, f"{where}.{key}") for key, item in items.items()}
