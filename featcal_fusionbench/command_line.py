@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ __all__ = [
     "evaluate_only",
     "override",
     "settings_overrides",
+    "shell_command",
     "take_expert",
 ]
 
@@ -63,6 +65,17 @@ def settings_overrides(prefix: str, settings: Mapping[str, Any]) -> Iterator[str
     """Overrides that set what lies below a key."""
     for name, value in settings.items():
         yield override(f"{prefix}.{name}", value)
+
+
+def shell_command(arguments: Sequence[str], variables: Mapping[str, str]) -> str:
+    """FusionBench's command as a shell takes it.
+
+    Args:
+        arguments: Its arguments.
+        variables: Environment variables that it needs.
+    """
+    before = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    return " ".join([*before, shlex.join(["fusion_bench", *arguments])])
 
 
 @contextmanager

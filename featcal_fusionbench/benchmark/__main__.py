@@ -1,11 +1,17 @@
-"""``python -m featcal_fusionbench.benchmark``: build if need be, run the rows, show the table."""
+"""``python -m featcal_fusionbench.benchmark``: build if need be, run the rows, show the table.
+
+The rows are cells of the tables ``demo_image`` and ``demo_text`` (``config/table``), run in this
+process.
+"""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import shutil
+import sys
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 # Threads that wait should not burn the cores that others share; read by OpenMP when torch loads.
@@ -14,22 +20,23 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import transformers  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-from featcal_fusionbench.compat import apply_transformers_shim  # noqa: E402
-
-# before anything imports FusionBench's task pools
-apply_transformers_shim()
-
 from featcal_fusionbench.benchmark.cache import Parts  # noqa: E402
-from featcal_fusionbench.benchmark.image.suite import IMAGE  # noqa: E402
-from featcal_fusionbench.benchmark.results import RowResult, summarise  # noqa: E402
-from featcal_fusionbench.benchmark.rows import best_task_arithmetic, run_row  # noqa: E402
-from featcal_fusionbench.benchmark.suite import Suite  # noqa: E402
-from featcal_fusionbench.benchmark.table import render_table, save_figure  # noqa: E402
-from featcal_fusionbench.benchmark.text.suite import TEXT  # noqa: E402
-from featcal_fusionbench.report import write_json  # noqa: E402
-
-TABLE_WIDTH = 130
-SUITES = {suite.name: suite for suite in (IMAGE, TEXT)}
+from featcal_fusionbench.benchmark.demo import (  # noqa: E402
+    COLOURS,
+    MEASURES,
+    Demo,
+    depends_on_the_build_alone,
+    row_of,
+    scale_of,
+)
+from featcal_fusionbench.compat import apply_transformers_shim  # noqa: E402
+from featcal_fusionbench.report import write_bytes  # noqa: E402
+from featcal_fusionbench.sweeps.cells import Plan, Selection  # noqa: E402
+from featcal_fusionbench.sweeps.cli import WIDTH, show_failures  # noqa: E402
+from featcal_fusionbench.sweeps.directory import Identity, State  # noqa: E402
+from featcal_fusionbench.sweeps.experiment import load_experiment  # noqa: E402
+from featcal_fusionbench.sweeps.sweep import Sweep, to_run  # noqa: E402
+from featcal_fusionbench.tables.results import CELL_FILE  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -41,15 +48,16 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "benchmark",
         nargs="?",
-        choices=list(SUITES),
-        default=IMAGE.name,
+        choices=list(MEASURES),
+        default="image",
         help="seven CLIP experts or six T5 experts (default: %(default)s)",
     )
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[0], help="one build and one run each (default: 0)"
     )
-    every = list(dict.fromkeys(row for suite in SUITES.values() for row in suite.rows))
-    parser.add_argument("--rows", nargs="+", choices=every, help="default: all of the benchmark's")
+    parser.add_argument(
+        "--rows", nargs="+", choices=list(COLOURS), help="default: all of the benchmark's"
+    )
     parser.add_argument("--rebuild", action="store_true", help="delete the builds and start over")
     parser.add_argument("--build-only", action="store_true", help="make the builds, run no row")
     parser.add_argument(
@@ -60,69 +68,84 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "(default: %(default)s)",
     )
     options = parser.parse_args(arguments)
-    rows = SUITES[options.benchmark].rows
-    options.rows = options.rows or list(rows)
-    if unknown := [row for row in options.rows if row not in rows]:
-        parser.error(f"the {options.benchmark} benchmark has no row {', '.join(unknown)}")
+    if options.benchmark == "text" and "regmean" in (options.rows or ()):
+        parser.error("the text benchmark has no row regmean")
     return options
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Build, run, report."""
+def main(arguments: list[str] | None = None) -> int:
+    """Build, run, report.
+
+    Returns:
+        Exit status: 0 if all rows are done, 1 if some failed.
+    """
     options = parse_arguments(arguments)
-    suite = SUITES[options.benchmark]
+    # before anything imports FusionBench's task pools
+    apply_transformers_shim()
     console = Console()
     if not console.is_terminal:
         # a log file has no width; rich's fallback of 80 columns would cut the table's columns
-        console = Console(width=TABLE_WIDTH)
+        console = Console(width=WIDTH)
     # loading a vision tower out of a whole CLIP lists the text weights as unexpected, each time
     transformers.logging.set_verbosity_error()
     # their bars of milliseconds would break into the build's
     transformers.logging.disable_progress_bar()
-    output = (options.output / suite.name).absolute()
-    results: list[RowResult] = []
-    notes: list[str] = []
+    builds = {}
     for seed in options.seeds:
-        if options.rebuild:
-            shutil.rmtree(suite.directory_of(seed), ignore_errors=True)
-        parts = suite.build(seed)
-        console.print(f"build of seed {seed}: {parts.directory}")
-        if options.build_only:
-            continue
-        results += [run_row(suite, name, parts, seed, output, console) for name in options.rows]
-        if suite.scales:
-            notes.append(_best_scale(suite, parts, seed, output, console))
-    if not results:
-        return
-    summaries = summarise(results)
-    notes += [
-        f"{suite.rows[result.row].title}, seed {result.seed}, {task}: {problem}; counted as 0"
-        for result in results
-        for task, problem in result.problems.items()
+        builds[seed] = _build(options.benchmark, seed, options.rebuild)
+        console.print(f"build of seed {seed}: {builds[seed].directory}")
+    return 0 if options.build_only else _run(options, builds, console)
+
+
+def _build(benchmark: str, seed: int, rebuild: bool) -> Parts:
+    package = f"featcal_fusionbench.benchmark.{benchmark}"
+    recipe = import_module(f"{package}.recipe").Recipe(seed=seed)
+    if rebuild:
+        shutil.rmtree(recipe.directory(), ignore_errors=True)
+    return import_module(f"{package}.build").build(recipe)
+
+
+def _run(options: argparse.Namespace, builds: dict[int, Parts], console: Console) -> int:
+    output = (options.output / options.benchmark).absolute()
+    experiment = load_experiment(f"demo_{options.benchmark}")
+    identity = Identity(table=experiment.name, size="full")
+    sweep = Sweep.of(experiment, identity, output / "sweep")
+    rows = options.rows or list(COLOURS)
+    plans = [
+        plan
+        for plan in sweep.plan(Selection(seeds=tuple(options.seeds)))
+        if row_of(plan.cell) in rows or scale_of(plan.cell, experiment) is not None
     ]
-    document = {
-        "benchmark": suite.name,
-        "measure": suite.measure,
-        "seeds": options.seeds,
-        "rows": [dataclasses.asdict(summary) for summary in summaries],
-        "runs": [dataclasses.asdict(result) for result in results],
-        "notes": notes,
-    }
-    write_json(output / "table.json", document)
-    save_figure(suite, summaries, output / "table.png")
-    console.print(render_table(suite, summaries, options.seeds))
-    for note in notes:
-        console.print(note, highlight=False)
-    console.print(f"written: {output}/table.json, {output}/table.png")
+    _start_over(sweep, plans, builds)
+    waiting = to_run(plans, sweep.statuses(plans), retry_failed=False)
+    statuses = sweep.run(plans, launcher=None)
+    show_failures(statuses, console)
+    demo = Demo(options.benchmark, experiment, options.seeds, rows)
+    for plan in plans:
+        if (found := statuses[plan.cell].result) is None:
+            continue
+        if depends_on_the_build_alone(plan.cell):
+            content = (sweep.directory.cell(plan.cell) / CELL_FILE).read_bytes()
+            write_bytes(builds[plan.cell.seed].cell(plan.cell.id), content)
+        demo.add(plan.cell, found, kept=plan not in waiting)
+    if demo.results:
+        console.print(demo.write(output))
+        for note in demo.notes():
+            console.print(note, highlight=False)
+        console.print(f"written: {output}/table.json, {output}/table.png")
+    return 0 if all(status.state is State.DONE for status in statuses.values()) else 1
 
 
-def _best_scale(suite: Suite, parts: Parts, seed: int, output: Path, console: Console) -> str:
-    scale, result = best_task_arithmetic(suite, parts, seed, output, console)
-    return (
-        f"seed {seed}: of the scaling factors {', '.join(map(str, suite.scales))}, Task Arithmetic "
-        f"is best with {scale} on the test inputs: {100 * result.average:.1f} on average"
-    )
+def _start_over(sweep: Sweep, plans: Sequence[Plan], builds: dict[int, Parts]) -> None:
+    """Forget earlier results, but for those that are kept beside their build."""
+    with sweep.directory.claim(sweep.identity):
+        sweep.directory.begin(sweep.identity)
+        for cell in (plan.cell for plan in plans):
+            shutil.rmtree(sweep.directory.cell(cell), ignore_errors=True)
+            kept = builds[cell.seed].cell(cell.id)
+            if depends_on_the_build_alone(cell) and kept.is_file():
+                write_bytes(sweep.directory.cell(cell) / CELL_FILE, kept.read_bytes())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -43,6 +43,6 @@ class Parts:
         """Expert of a task."""
         return self.directory / "experts" / task
 
-    def evaluation(self, row: str) -> Path:
-        """Kept result of a row that depends on the build alone."""
-        return self.directory / "evaluation" / f"{row}.json"
+    def cell(self, name: str) -> Path:
+        """Kept result of a demo's cell that depends on the build alone."""
+        return self.directory / "cells" / name / "cell.json"

@@ -58,7 +58,7 @@ def from_json(kind: Any, value: Any, where: str = "the report") -> Any:
     """Build a value of an annotated type from what ``to_json`` made of it.
 
     Args:
-        kind: A dataclass, ``tuple[T, ...]``, ``dict[str, T]``, ``T | None``,
+        kind: A dataclass, ``tuple[T, ...]``, ``tuple[T, U]``, ``dict[str, T]``, ``T | None``,
             ``str | dict[str, T] | None``, ``Literal``, ``datetime``, ``float``, ``int``, ``bool``,
             ``str`` or ``Any``.
         value: The JSON value.
@@ -192,7 +192,7 @@ def _make_converter() -> Converter:
     for fits, words, form, factory in (
         (is_dataclass, "an object", dict, make_dict_structure_fn),
         (_made_from(dict), "an object", dict, mapping_structure_factory),
-        (_made_from(tuple), "a list", list, homogenous_tuple_structure_factory),
+        (_is_list, "a list", list, homogenous_tuple_structure_factory),
     ):
         converter.register_structure_hook_factory(
             fits,
@@ -207,6 +207,10 @@ def _make_converter() -> Converter:
 
 def _made_from(origin: Any) -> Callable[[Any], bool]:
     return lambda kind: get_origin(kind) is origin
+
+
+def _is_list(kind: Any) -> bool:
+    return get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis
 
 
 _converter = _make_converter()

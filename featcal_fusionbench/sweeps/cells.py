@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from ..command_line import (
     evaluate_only,
     override,
     settings_overrides,
+    shell_command,
     take_expert,
 )
 from ..tables.results import BASE, EXPERTS, NO_CALIBRATOR, TRAINED_ON_TEST_INPUTS, Cell, Size
+from .builds import environment_of
 from .errors import ExperimentError, unknown
 from .experiment import REFERENCE_ROWS, Calibrator, Experiment, Merger
 from .pools import Pools
@@ -116,14 +118,14 @@ class Run:
 
     Attributes:
         label: Its directory below the cell's.
-        flags: Flags of the command.
+        config_dir: A further directory with configs.
         method: Overrides of the method.
         others: All other overrides, but for those that say where its files go.
         task: The only task that it evaluates; None: all.
     """
 
     label: str
-    flags: tuple[str, ...]
+    config_dir: str | None
     method: tuple[str, ...]
     others: tuple[str, ...]
     task: str | None = None
@@ -136,7 +138,8 @@ class Run:
     @property
     def arguments(self) -> tuple[str, ...]:
         """The command's arguments."""
-        return (*self.flags, *self.overrides)
+        flags = () if self.config_dir is None else ("--config-dir", self.config_dir)
+        return (*flags, *self.overrides)
 
 
 @dataclass(frozen=True)
@@ -166,43 +169,20 @@ class Plan:
 
 def cells_of(experiment: Experiment, size: Size, seeds: Sequence[int]) -> list[Cell]:
     """All cells of a table and its curves, in the table's order."""
-    chosen = _Seeds(experiment, seeds)
-    cells = [
-        Cell(row, NO_CALIBRATOR, seed)
-        for row in REFERENCE_ROWS
-        for seed in chosen.of(row, NO_CALIBRATOR)
+    places: list[tuple[str, str, tuple[tuple[str, Any], ...]]] = [
+        (row, NO_CALIBRATOR, ()) for row in REFERENCE_ROWS
     ]
     for row in experiment.rows_shown:
-        for column in experiment.columns_of(row):
-            cells += [Cell(row, column, seed) for seed in chosen.of(row, column)]
+        places += [(row, column, ()) for column in experiment.columns_of(row)]
     for name, curve in experiment.curves.items():
-        for row in curve.mergers:
-            for column in curve.calibrators:
-                for value in curve.values_at(size):
-                    cells += [
-                        Cell(row, column, seed, ((name, value),)) for seed in chosen.of(row, column)
-                    ]
-    return cells
-
-
-class _Seeds:
-    """Which seeds a cell has: a deterministic one has the first seed alone, always 0."""
-
-    def __init__(self, experiment: Experiment, seeds: Sequence[int]) -> None:
-        self._experiment = experiment
-        self._seeds = seeds
-
-    def of(self, row: str, column: str) -> Sequence[int]:
-        return self._seeds if self.random(row, column) else (0,)
-
-    def random(self, row: str, column: str) -> bool:
-        if self._experiment.build:  # each seed has models and data of its own
-            return True
-        if row in REFERENCE_ROWS:
-            return False
-        merger = self._experiment.mergers[row]
-        upstream = self.random(*merger.origin) if merger.origin else merger.random
-        return upstream or self._experiment.calibrators[column].random
+        for row, column in product(curve.mergers, curve.calibrators):
+            places += [(row, column, ((name, value),)) for value in curve.values_at(size)]
+    return [
+        Cell(row, column, seed, point)
+        for row, column, point in places
+        # one run is enough of what is deterministic
+        for seed in (seeds if experiment.is_random(row, column) else (0,))
+    ]
 
 
 def plan_cells(
@@ -213,8 +193,7 @@ def plan_cells(
     models: Path,
     *,
     extra: Sequence[str] = (),
-    flags: Sequence[str] = (),
-    environments: Mapping[int, Mapping[str, str]] | None = None,
+    config_dir: Path | None = None,
 ) -> list[Plan]:
     """Plan the wanted cells and those that they need, in an order that can be followed.
 
@@ -225,14 +204,14 @@ def plan_cells(
         pools: The table's composed pools.
         models: Directory of saved merged models.
         extra: Overrides of all runs that the user adds.
-        flags: Flags of all runs, such as ``--config-dir``.
-        environments: Environment variables by seed, for the printed commands.
+        config_dir: A further directory with configs.
 
     Raises:
         ExperimentError: Nothing is selected, or a task does not exist.
     """
-    planner = _Planner(experiment, size, selection, pools, models, extra, flags, environments)
-    wanted = [c for c in cells_of(experiment, size, selection.seeds or (0,)) if selection.has(c)]
+    planner = _Planner(experiment, size, selection, pools, models, extra, config_dir)
+    everything = cells_of(experiment, size, selection.seeds or (0,))
+    wanted = [cell for cell in everything if selection.has(cell)]
     if not wanted:
         raise ExperimentError(
             f"--only leaves no cell of {experiment.name}: not every row has every column."
@@ -247,7 +226,6 @@ def plan_cells(
     for cell in wanted:
         add(cell)
     # What anyone could start from is saved, wanted now or not: the table may be completed later.
-    everything = cells_of(experiment, size, selection.seeds or (0,))
     saved = {planner.needed(cell) for cell in (*everything, *order)}
     plans = [planner.plan(cell, cell in saved) for cell in order]
     return sorted(plans, key=lambda plan: plan.stage)
@@ -262,16 +240,13 @@ class _Planner:
         pools: Pools,
         models: Path,
         extra: Sequence[str],
-        flags: Sequence[str],
-        environments: Mapping[int, Mapping[str, str]] | None,
+        config_dir: Path | None,
     ) -> None:
         self._experiment = experiment
         self._size: Size = size
         self._pools = pools
         self._models = models
-        self._flags = tuple(flags)
-        self._environments = environments or {}
-        self._seeds = _Seeds(experiment, ())
+        self._config_dir = None if config_dir is None else str(config_dir)
         settings = experiment.sizes[size]
         for chosen in (experiment.tasks, settings.tasks, selection.tasks):
             pools.require_tasks(chosen or ())
@@ -289,7 +264,7 @@ class _Planner:
 
     def needed(self, cell: Cell) -> Cell | None:
         """The cell whose model a cell starts from."""
-        if cell.is_reference:
+        if cell.is_reference or not self._experiment.save_merged:
             return None
         merger = self._experiment.mergers[cell.merger]
         if merger.origin:
@@ -298,7 +273,7 @@ class _Planner:
             return None
         else:
             row, column = cell.merger, NO_CALIBRATOR
-        return Cell(row, column, cell.seed if self._seeds.random(row, column) else 0)
+        return Cell(row, column, cell.seed if self._experiment.is_random(row, column) else 0)
 
     def plan(self, cell: Cell, saves: bool) -> Plan:
         needs = self.needed(cell)
@@ -339,7 +314,7 @@ class _Planner:
             override("seed", cell.seed),
         )
         method = take_expert(self._pools.experts[task])
-        return Run(f"run-{task}", self._flags, method, others, task)
+        return Run(f"run-{task}", self._config_dir, method, others, task)
 
     def _remaining_taskpool(self) -> Mapping[str, Any]:
         """The task pool without what the table's own overrides have taken out already."""
@@ -382,12 +357,10 @@ class _Planner:
     def _run(self, method: Sequence[str], cell: Cell, calibrator: Calibrator | None) -> Run:
         overrides = calibrator.overrides if calibrator else ()
         others = (*self._common, *overrides, override("seed", cell.seed))
-        return Run("run", self._flags, tuple(method), others)
+        return Run("run", self._config_dir, tuple(method), others)
 
     def _shell(self, cell: Cell, run: Run) -> str:
-        environment = self._environments.get(cell.seed, {})
-        variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
-        return " ".join([*variables, shlex.join(["fusion_bench", *run.arguments])])
+        return shell_command(run.arguments, environment_of(self._experiment.build, cell.seed))
 
     def _labels(self, cell: Cell) -> tuple[str, ...]:
         if cell.is_reference:

@@ -13,26 +13,21 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from ..command_line import environment_variables
 from ..report.errors import ReportError, UnwritableDirectoryError
 from ..tables.checks import TableError
 from ..tables.published import PublishedNumberError
-from ..tables.results import Size
 from ..tables.terminal import terminal
-from .builds import environment_of, make_builds
-from .cells import Cell, Plan, Selection, plan_cells
-from .compose import compose_config, compose_method
+from .cells import Cell, Plan, Selection
 from .cost import MODEL, Estimate, Estimator
-from .directory import Identity, State, Status, SweepDirectory
+from .directory import Identity, State, Status
 from .errors import ExperimentError, SweepError
 from .experiment import load_experiment, table_names
 from .launchers import LAUNCHERS, require_launcher
 from .outcome import write_outcome
-from .pools import Pools
-from .preflight import Found, Place, check_sources, require_all, sources_of
-from .sweep import run_pending, to_run
+from .preflight import Found, Place
+from .sweep import Sweep, to_run
 
-__all__ = ["main"]
+__all__ = ["main", "show_failures"]
 
 PROGRAM = "featcal-table"
 WIDTH = 130
@@ -76,9 +71,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--launcher",
         choices=list(LAUNCHERS),
-        default="local",
-        help="how Hydra runs cells: one after the other (local), some at once on this machine "
-        "(joblib), on Slurm (submitit), on a Ray cluster (ray)",
+        help="how cells are run: one after the other, each a program of its own (local) or all in "
+        "this one (in_process), some at once on this machine (joblib), on Slurm (submitit), on a "
+        "Ray cluster (ray); default: the table's, which is local for all but the demos",
     )
     parser.add_argument("--jobs", type=int, help="cells at once (joblib), or on the cluster")
     parser.add_argument("--output", type=Path, help="default: outputs/featcal_tables/TABLE/SIZE")
@@ -111,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.list:
             _list(options, console)
             return 0
-        return _Command(options, console).run()
+        return _Command.of(options, console).run()
     except _REFUSALS as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
@@ -140,136 +135,79 @@ def _list(options: argparse.Namespace, console: Console) -> None:
 
 @dataclass
 class _Command:
-    """One call of the command: the table it is about, and what is wanted of it."""
+    """One call of the command: the sweep it is about, what is wanted of it, and how it is run."""
 
     options: argparse.Namespace
     console: Console
+    sweep: Sweep
+    selection: Selection
+    launcher: list[str] | None
 
-    def __post_init__(self) -> None:
-        options = self.options
-        self.size: Size = options.size
-        self.config_dir: Path | None = options.config_dir and options.config_dir.absolute()
-        if self.config_dir is not None and not self.config_dir.is_dir():
-            raise SweepError(f"--config-dir {self.config_dir}: there is no such directory.")
-        self.experiment = load_experiment(options.table, self.config_dir)
-        self.selection = Selection.parse(
-            self.experiment, self.size, options.only, options.seeds, options.tasks
+    @classmethod
+    def of(cls, options: argparse.Namespace, console: Console) -> _Command:
+        """What a call of the command asks for; the directory and the pools are looked at."""
+        config_dir: Path | None = options.config_dir and options.config_dir.absolute()
+        if config_dir is not None and not config_dir.is_dir():
+            raise SweepError(f"--config-dir {config_dir}: there is no such directory.")
+        experiment = load_experiment(options.table, config_dir)
+        selection = Selection.parse(
+            experiment, options.size, options.only, options.seeds, options.tasks
         )
-        self.extra = [text for text in options.overrides if not text.startswith("hydra")]
-        self.launcher = require_launcher(options.launcher, options.jobs)
-        self.launcher += [text for text in options.overrides if text.startswith("hydra")]
-        output = options.output or Path("outputs/featcal_tables", options.table, self.size)
-        self.directory = SweepDirectory(output.absolute())
-        self.identity = Identity(
-            table=self.experiment.name,
-            size=self.size,
-            tasks=self.selection.tasks,
-            overrides=tuple(self.extra),
+        launcher = require_launcher(options.launcher or experiment.launcher, options.jobs)
+        if settings := [text for text in options.overrides if text.startswith("hydra")]:
+            if launcher is None:
+                raise SweepError(f"{' '.join(settings)}: the launcher in_process has no settings.")
+            launcher += settings
+        identity = Identity(
+            table=experiment.name,
+            size=options.size,
+            tasks=selection.tasks,
+            overrides=tuple(_own_overrides(options)),
         )
-        self.directory.check(self.identity)
-        seeds = self.selection.seeds or (0,)
-        self.environments = {
-            seed: environment_of(self.experiment.build, seed) for seed in (0, *seeds)
-        }
-        self.pools = Pools.of(
-            compose_config(
-                [*self.experiment.pools, *self.experiment.overrides, *self.extra], self.config_dir
-            ),
-            self.experiment.expert,
-        )
-        if (published := self.experiment.published_values) is not None:
-            published.resolve()  # wrong labels are found now, not after the last cell
-        self.plans = self._plan(self.selection)
-
-    def _plan(self, selection: Selection) -> list[Plan]:
-        return plan_cells(
-            self.experiment,
-            self.size,
-            selection,
-            self.pools,
-            self.directory.models,
-            extra=self.extra,
-            flags=["--config-dir", str(self.config_dir)] if self.config_dir else [],
-            environments=self.environments,
-        )
+        output = options.output or Path("outputs/featcal_tables", options.table, options.size)
+        sweep = Sweep.of(experiment, identity, output, config_dir)
+        return cls(options, console, sweep, selection, launcher)
 
     def run(self) -> int:
         """List what would be run, or run it; see ``main`` for the exit status."""
-        statuses = self.directory.statuses(self.plans, self.experiment.name)
-        waiting = to_run(self.plans, statuses, retry_failed=self.options.retry_failed)
+        plans = self.sweep.plan(self.selection)
+        statuses = self.sweep.statuses(plans)
+        retry_failed = self.options.retry_failed
+        waiting = to_run(plans, statuses, retry_failed=retry_failed)
         if self.options.dry_run:
-            self._show_plan(statuses, waiting)
+            self._show_plan(plans, statuses, waiting)
             return 0
         if waiting:
-            with self.directory.claim(self.identity):
-                self._check(waiting)
-                self.directory.begin(self.identity)
-                self.console.print(f"{self._count(statuses)}; {len(waiting)} to run")
-                statuses = run_pending(
-                    self.plans,
-                    self.directory,
-                    self.identity,
-                    self.launcher,
-                    environments=self.environments,
-                    retry_failed=self.options.retry_failed,
-                )
-        self._show_end(statuses)
+            self.console.print(f"{_count(statuses)}; {len(waiting)} to run")
+            statuses = self.sweep.run(plans, self.launcher, retry_failed=retry_failed)
+        self.console.print(f"{_count(statuses)} in {self.sweep.directory.path}")
+        show_failures(statuses, self.console)
+        if any(status.state is State.FAILED for status in statuses.values()):
+            self.console.print("--retry-failed runs them again")
         self._write(statuses)
         return 0 if all(status.state is State.DONE for status in statuses.values()) else 1
 
-    def _check(self, waiting: Sequence[Plan]) -> None:
-        """Builds of the embedded benchmark, and everything that the runs will read."""
-        found = self._sources(waiting)
-        if self.experiment.build and any(item.place is Place.MISSING for item in found):
-            make_builds(self.experiment.build, sorted({plan.cell.seed for plan in waiting}))
-            found = self._sources(waiting)
-        require_all(found)
-
-    def _sources(self, waiting: Sequence[Plan]) -> list[Found]:
-        """What the runs read. That all their configurations compose is seen on the way."""
-        methods: set[tuple[str, ...]] = set()
-        others: dict[tuple[str, ...], int] = {}
-        for plan in waiting:
-            run = plan.runs[0]  # those of the experts differ in what is left out alone
-            if run.task is None:
-                methods.add(tuple(t for t in run.method if not _names_seed_or_model(t)))
-            # each seed has a build of its own
-            build = () if self.experiment.build is None else (f"seed={plan.cell.seed}",)
-            kept = tuple(text for text in run.others if not _names_seed_or_model(text))
-            others.setdefault((*kept, *build), plan.cell.seed)
-        for method in sorted(methods):
-            compose_method(method, self.config_dir)
-        sources = []
-        for overrides, seed in others.items():
-            with environment_variables(self.environments[seed]):
-                sources += sources_of(compose_config(overrides, self.config_dir))
-        return check_sources(sources)
-
-    def _count(self, statuses: Mapping[Cell, Status]) -> str:
-        states = [status.state for status in statuses.values()]
-        return ", ".join(
-            f"{states.count(state)} {state.value}" for state in State if state in states
-        )
-
-    def _show_plan(self, statuses: Mapping[Cell, Status], waiting: Sequence[Plan]) -> None:
+    def _show_plan(
+        self, plans: Sequence[Plan], statuses: Mapping[Cell, Status], waiting: Sequence[Plan]
+    ) -> None:
         import torch
 
-        tasks = self.selection.tasks or self.experiment.sizes[self.size].tasks
-        results = {cell: s.result for cell, s in statuses.items() if s.result is not None}
+        experiment, identity = self.sweep.experiment, self.sweep.identity
+        tasks = identity.tasks or experiment.sizes[identity.size].tasks or experiment.tasks
         estimator = Estimator(
-            self.experiment,
-            len(tasks or self.experiment.tasks or self.pools.tasks),
-            results,
-            size=self.size,
+            experiment,
+            len(tasks or self.sweep.pools.tasks),
+            {cell: s.result for cell, s in statuses.items() if s.result is not None},
+            size=identity.size,
             gpu=torch.cuda.is_available(),
         )
-        table = Table(title=f"{self.experiment.title} ({self.identity}) in {self.directory.path}")
+        table = Table(title=f"{experiment.title} ({identity}) in {self.sweep.directory.path}")
         for name in ("cell", "state"):
             table.add_column(name, no_wrap=True)
         for name in ("time", "memory", "saved model"):
             table.add_column(name, justify="right")
-        estimates = {plan.cell: estimator.of(plan.cell) for plan in self.plans}
-        for plan in self.plans:
+        estimates = {plan.cell: estimator.of(plan.cell) for plan in plans}
+        for plan in plans:
             estimate = estimates[plan.cell]
             table.add_row(
                 plan.cell.id,
@@ -282,12 +220,12 @@ class _Command:
         seconds = sum(estimates[plan.cell].seconds for plan in waiting)
         disk = estimator.model_bytes() * sum(plan.saves for plan in waiting)
         self.console.print(
-            f"{self._count(statuses)}. To run: {len(waiting)} cells, one after the other in "
+            f"{_count(statuses)}. To run: {len(waiting)} cells, one after the other in "
             f"{_duration(seconds)}; saved models take {decimal(round(disk))}."
         )
         if any(not estimate.measured for estimate in estimates.values()):
             self.console.print(MODEL, highlight=False)
-        self._show_sources(self._sources(waiting))
+        self._show_sources(self.sweep.sources(waiting))
 
     def _show_sources(self, found: Sequence[Found]) -> None:
         table = Table(title="Models and data")
@@ -304,54 +242,61 @@ class _Command:
             + (f", {decimal(sum(downloads))}" if any(downloads) else "")
             + f"; {sum(item.place is Place.MISSING for item in found)} missing"
         )
-        if self.experiment.build:
+        if self.sweep.experiment.build:
             self.console.print(
                 "what is missing of the embedded benchmark is built before the first cell"
             )
 
-    def _show_end(self, statuses: Mapping[Cell, Status]) -> None:
-        self.console.print(f"{self._count(statuses)} in {self.directory.path}")
-        for cell, status in statuses.items():
-            if status.failure is not None:
-                failure = status.failure
-                text = f"failed: {cell.id}: {failure.reason}; see {failure.log}"
-                self.console.print(text, highlight=False, soft_wrap=True)
-            elif status.state is State.BLOCKED:
-                self.console.print(f"blocked: {cell.id}: what it starts from failed")
-        if any(status.state is State.FAILED for status in statuses.values()):
-            self.console.print("--retry-failed runs them again")
-
     def _write(self, statuses: Mapping[Cell, Status]) -> None:
         """The table of what is wanted now and of what else is done, from earlier sweeps."""
-        everything = replace(self.selection, mergers=None, calibrators=None)
-        others = self.directory.statuses(self._plan(everything), self.experiment.name)
+        everything = self.sweep.plan(replace(self.selection, mergers=None, calibrators=None))
         shown = {
             cell: status
-            for cell, status in (others | dict(statuses)).items()
+            for cell, status in (self.sweep.statuses(everything) | dict(statuses)).items()
             if cell in statuses or status.state is State.DONE
         }
         written = write_outcome(
-            self.experiment, self.pools, shown, self.directory, self._table_command()
+            self.sweep.experiment,
+            self.sweep.pools,
+            shown,
+            self.sweep.directory,
+            _table_command(self.options),
         )
         if written is not None:
             self.console.print(terminal(written.document))
             self.console.print(f"written: {', '.join(path.name for path in written.files)}")
 
-    def _table_command(self) -> str:
-        options = self.options
-        command = [PROGRAM, self.experiment.name, "--size", self.size]
-        for flag, value in (
-            ("--seeds", options.seeds),
-            ("--tasks", options.tasks),
-            ("--config-dir", options.config_dir),
-        ):
-            command += [] if value is None else [flag, str(value)]
-        return shlex.join([*command, *self.extra])
+
+def show_failures(statuses: Mapping[Cell, Status], console: Console) -> None:
+    """List the cells that failed, and those that wait for one of them."""
+    for cell, status in statuses.items():
+        if status.failure is not None:
+            failure = status.failure
+            text = f"failed: {cell.id}: {failure.reason}; see {failure.log}"
+            console.print(text, highlight=False, soft_wrap=True)
+        elif status.state is State.BLOCKED:
+            console.print(f"blocked: {cell.id}: what it starts from failed")
 
 
-def _names_seed_or_model(text: str) -> bool:
-    key = text.partition("=")[0]
-    return key == "seed" or key.endswith((".seed", ".merged_model"))
+def _count(statuses: Mapping[Cell, Status]) -> str:
+    states = [status.state for status in statuses.values()]
+    return ", ".join(f"{states.count(state)} {state.value}" for state in State if state in states)
+
+
+def _own_overrides(options: argparse.Namespace) -> list[str]:
+    """The overrides that are not for the launcher."""
+    return [text for text in options.overrides if not text.startswith("hydra")]
+
+
+def _table_command(options: argparse.Namespace) -> str:
+    command = [PROGRAM, options.table, "--size", options.size]
+    for flag, value in (
+        ("--seeds", options.seeds),
+        ("--tasks", options.tasks),
+        ("--config-dir", options.config_dir),
+    ):
+        command += [] if value is None else [flag, str(value)]
+    return shlex.join([*command, *_own_overrides(options)])
 
 
 def _duration(seconds: float) -> str:

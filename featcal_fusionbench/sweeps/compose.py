@@ -14,12 +14,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hydra_plugins.featcal_searchpath import fusion_bench_configs, own_configs
 
+from ..command_line import override
 from .errors import ExperimentError
 
 __all__ = [
     "compose_config",
     "compose_group",
     "compose_method",
+    "compose_program",
     "config_roots",
     "plain",
 ]
@@ -79,7 +81,31 @@ def compose_group(group: str, name: str, config_dir: Path | None = None) -> Dict
     return _compose(None, [f"+{group}={name}"], config_dir)[group]
 
 
-def _compose(primary: str | None, overrides: Sequence[str], config_dir: Path | None) -> DictConfig:
+def compose_program(overrides: Sequence[str], config_dir: Path | None, log_dir: Path) -> DictConfig:
+    """Compose FusionBench's program configuration as its command would at the start of a run.
+
+    Args:
+        overrides: As on the command line.
+        config_dir: A further directory with configs.
+        log_dir: What Hydra is to take for the run's output directory.
+
+    Returns:
+        The configuration, with Hydra's own below ``hydra``.
+
+    Raises:
+        ExperimentError: As of ``compose_config``.
+    """
+    # the command line sets the output directory as it starts; composing alone does not
+    runtime = override("hydra.runtime.output_dir", log_dir)
+    return _compose(PRIMARY, [*overrides, runtime], config_dir, with_hydra=True)
+
+
+def _compose(
+    primary: str | None,
+    overrides: Sequence[str],
+    config_dir: Path | None,
+    with_hydra: bool = False,
+) -> DictConfig:
     root = fusion_bench_configs()
     if root is None:
         raise ExperimentError("FusionBench is not installed: pip install fusion-bench.")
@@ -87,7 +113,11 @@ def _compose(primary: str | None, overrides: Sequence[str], config_dir: Path | N
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(root), version_base=None):
-            return compose(primary, overrides=[f"hydra.searchpath=[{others}]", *overrides])
+            return compose(
+                primary,
+                overrides=[f"hydra.searchpath=[{others}]", *overrides],
+                return_hydra_config=with_hydra,
+            )
     except (HydraException, OmegaConfBaseException) as error:
         raise ExperimentError(
             f"FusionBench's configuration cannot be composed with {' '.join(overrides)}: {error}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..tables.results import BASE, EXPERTS, NO_CALIBRATOR, CellResult, Size
 from .cells import Cell
@@ -75,7 +75,7 @@ class Estimator:
     def of(self, cell: Cell) -> Estimate:
         """The estimate of a cell: of its own result, of like cells, or by the model."""
         own = [cell] if cell in self._results else []
-        same = [c for c in self._results if self._like(c, cell)]
+        same = [c for c in self._results if replace(c, seed=cell.seed) == cell]
         # what a calibrator takes hardly depends on who merged
         column = [
             c
@@ -86,14 +86,6 @@ class Estimator:
             if like:
                 return _measured(self._results[c] for c in like)
         return self._modelled(cell)
-
-    @staticmethod
-    def _like(one: Cell, other: Cell) -> bool:
-        return (one.merger, one.calibrator, one.point) == (
-            other.merger,
-            other.calibrator,
-            other.point,
-        )
 
     def _modelled(self, cell: Cell) -> Estimate:
         cost, every = self._experiment.cost, self._tasks + 2

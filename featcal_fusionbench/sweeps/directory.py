@@ -10,20 +10,19 @@ Layout::
     cells/<row>/<column>/seed0/     one cell; of a curve: <row>/<column>/n_samples=8/seed0/
         job.json                    what is to be run
         job.lock                    held by the process that runs it
-        run/                        log directory of the FusionBench run, with its log.txt
+        run/                        log directory of the FusionBench run, and of a program log.txt
         cell.json                   the result, once it is done
         failure.json                what happened, if it failed
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -31,7 +30,7 @@ from ..report.codec import from_json
 from ..report.errors import ReportError
 from ..report.files import read_json, require_writable, write_json
 from ..tables.results import CELL_FILE, CellResult, Size
-from .cells import Cell, Plan, Run
+from .cells import Cell, Plan
 from .errors import SweepError
 
 __all__ = ["Failure", "Identity", "Job", "State", "Status", "SweepDirectory"]
@@ -72,37 +71,18 @@ class Job:
     Attributes:
         table: Name of the experiment.
         size: Its size.
-        merger: Key of the row.
-        calibrator: Key of the column.
-        seed: The seed.
-        point: Place on a curve.
-        tasks: All tasks of the table.
-        labels: What a reader must know of the result.
-        command: A command line that makes the cell from nothing.
-        program: The command of FusionBench.
-        runs: What it is run with.
+        plan: What is to be run.
+        program: The command of FusionBench; empty: its program is run in the job's own process.
         environment: Environment variables of the runs.
-        model: Where the model is to be saved; None: nowhere.
         directory: Where relative paths among the arguments start.
-        calibrated: Whether the cell starts from a model that is there, so that its own cost leaves
-            the merging out.
     """
 
     table: str
     size: Size
-    merger: str
-    calibrator: str
-    seed: int
-    point: dict[str, Any]
-    tasks: tuple[str, ...]
-    labels: tuple[str, ...]
-    command: str
+    plan: Plan
     program: tuple[str, ...]
-    runs: tuple[Run, ...]
     environment: dict[str, str]
-    model: str | None
     directory: str
-    calibrated: bool
 
     @classmethod
     def read(cls, path: Path) -> Job:
@@ -218,33 +198,9 @@ class SweepDirectory:
         """Write down whose the directory is, once nothing speaks against running cells."""
         write_json(self.path / IDENTITY_FILE, identity)
 
-    def write_job(
-        self,
-        plan: Plan,
-        identity: Identity,
-        program: Sequence[str],
-        environment: Mapping[str, str],
-    ) -> None:
+    def write_job(self, job: Job) -> None:
         """Write down what is to be run for a cell."""
-        cell = plan.cell
-        job = Job(
-            table=identity.table,
-            size=identity.size,
-            merger=cell.merger,
-            calibrator=cell.calibrator,
-            seed=cell.seed,
-            point=dict(cell.point),
-            tasks=plan.tasks,
-            labels=plan.labels,
-            command=plan.command,
-            program=tuple(program),
-            runs=plan.runs,
-            environment=dict(environment),
-            model=str(self.model(cell)) if plan.saves else None,
-            directory=str(Path.cwd()),
-            calibrated=plan.needs is not None,
-        )
-        write_json(self.cell(cell) / JOB_FILE, job)
+        write_json(self.cell(job.plan.cell) / JOB_FILE, job)
 
     def statuses(self, plans: Sequence[Plan], table: str) -> dict[Cell, Status]:
         """State of every planned cell.

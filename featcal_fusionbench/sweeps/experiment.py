@@ -165,6 +165,9 @@ class Experiment:
         tasks: The tasks that the table has; None: all of the task pool.
         expert: Name of a task's expert in the model pool.
         build: The embedded benchmark that it runs on, of which each seed has a build.
+        launcher: How its cells are run where the command does not say.
+        save_merged: Whether a row's columns start from its saved model. Otherwise each of them
+            merges anew, so that the run is the printed command.
         published: Published values that stand beside it.
         cost: For estimates.
         notes: Lines below the table.
@@ -183,6 +186,8 @@ class Experiment:
     tasks: tuple[str, ...] | None = None
     expert: str = "{task}"
     build: Literal["image", "text"] | None = None
+    launcher: Literal["local", "in_process"] = "local"
+    save_merged: bool = True
     published: PublishedValues | None = None
     cost: CostModel
     notes: tuple[str, ...] = ()
@@ -251,6 +256,16 @@ class Experiment:
             if value.merger in rows and value.calibrator in self.columns_shown
         )
         return replace(self.published, values=values)
+
+    def is_random(self, row: str, column: str = NO_CALIBRATOR) -> bool:
+        """Whether a cell's result depends on the seed."""
+        if self.build:  # each seed has models and data of its own
+            return True
+        if row in REFERENCE_ROWS:
+            return False
+        merger = self.mergers[row]
+        upstream = self.is_random(*merger.origin) if merger.origin else merger.random
+        return upstream or self.calibrators[column].random
 
     def sources(self, rows: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
         """Where the hyper-parameters of some rows and columns come from, one line a method."""

@@ -2,7 +2,8 @@
 
 ``--multirun cell=a,b,c`` makes several, by whatever launcher Hydra is given. The cell's runs are
 FusionBench's own command, each a process of its own: its memory goes back when it ends, its log is
-kept, and it is what the printed command line says.
+kept, and it is what the printed command line says. Small ones may be run in this process instead,
+which saves the start of a program for each; what they print is then seen and not kept.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -28,10 +30,10 @@ from filelock import FileLock, Timeout
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig
 
-from ..command_line import override
+from ..command_line import environment_variables, override, shell_command
 from ..report import ModelIdentity, RunReport, collect_versions, describe_machine
 from ..report.errors import ReportError
-from ..report.files import read_json, write_json
+from ..report.files import read_json, write_json, write_text
 from ..tables.results import ACCURACY, CELL_FILE, EXPERTS, SPEARMAN_RHO, CellResult, Metric
 from .cells import Run
 from .directory import (
@@ -40,6 +42,7 @@ from .directory import (
     LOG_FILE,
     Failure,
     Job,
+    SweepDirectory,
     job_lock,
     write_failure,
 )
@@ -103,14 +106,19 @@ def _run(sweep: Path, directory: Path, cell: str) -> bool:
         (directory / name).unlink(missing_ok=True)
     print(f"{cell}: started", flush=True)
     started = datetime.now(timezone.utc)
-    log = directory / job.runs[-1].label / LOG_FILE
+    runs = job.plan.runs
     with _device(sweep, job) as device:
-        for run in job.runs:
+        for run in runs:
             log_dir = directory / run.label
             shutil.rmtree(log_dir, ignore_errors=True)
             log_dir.mkdir(parents=True)
-            command = [*job.program, *_arguments(job, run, log_dir)]
-            reason = _call(command, job, device, directory, log_dir / LOG_FILE)
+            files = _files(sweep, job, log_dir)
+            if job.program:
+                command = [*job.program, *run.arguments, *files]
+                reason = _call(command, job, device, directory, log_dir / LOG_FILE)
+            else:
+                command = ["fusion_bench", *run.arguments, *files]
+                reason = _run_here(run, files, job, log_dir)
             if reason is None:
                 reason = _lacking(log_dir)
             if reason is not None:
@@ -120,7 +128,8 @@ def _run(sweep: Path, directory: Path, cell: str) -> bool:
         result = _result(job, directory, started)
     except (OSError, ReportError, ValueError) as error:
         reason = f"what the runs left cannot be read: {error}"
-        _fail(directory, cell, job.command, reason, log, started)
+        log = directory / runs[-1].label / LOG_FILE
+        _fail(directory, cell, job.plan.command, reason, log, started)
         return False
     result.write(directory / CELL_FILE)
     seconds = (result.finished - started).total_seconds()
@@ -128,12 +137,30 @@ def _run(sweep: Path, directory: Path, cell: str) -> bool:
     return True
 
 
-def _arguments(job: Job, run: Run, log_dir: Path) -> list[str]:
-    """The run's arguments, and where its files go."""
-    arguments = [*run.arguments, override("path.log_dir", log_dir)]
-    if job.model is not None:
-        arguments.append(override("merged_model_save_path", job.model))
-    return arguments
+def _files(sweep: Path, job: Job, log_dir: Path) -> list[str]:
+    """Overrides that say where a run's files go."""
+    overrides = [override("path.log_dir", log_dir)]
+    if job.plan.saves:
+        model = SweepDirectory(sweep).model(job.plan.cell)
+        overrides.append(override("merged_model_save_path", model))
+    return overrides
+
+
+def _run_here(run: Run, files: Sequence[str], job: Job, log_dir: Path) -> str | None:
+    """Run FusionBench's program in this process; why it failed, or None."""
+    from .in_process import run_program
+
+    print(f"  {shell_command([*run.arguments, *files], job.environment)}", flush=True)
+    config_dir = None if run.config_dir is None else Path(run.config_dir)
+    try:
+        with environment_variables(job.environment):
+            run_program([*run.overrides, *files], config_dir, log_dir)
+    except Exception as error:
+        text = traceback.format_exc()
+        print(text, file=sys.stderr, flush=True)
+        write_text(log_dir / LOG_FILE, text)
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
 
 
 def _call(
@@ -176,12 +203,12 @@ def _lacking(log_dir: Path) -> str | None:
 def _fail(
     directory: Path, cell: str, command: str, reason: str, log: Path, started: datetime
 ) -> None:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     failure = Failure(
         command=command,
         reason=reason,
         log=str(log),
-        tail=tuple(lines[-TAIL_LINES:]),
+        tail=tuple(text.splitlines()[-TAIL_LINES:]),
         started=started,
         finished=datetime.now(timezone.utc),
     )
@@ -194,24 +221,25 @@ def _result(job: Job, directory: Path, started: datetime) -> CellResult:
     scores: dict[str, float] = {}
     metrics: dict[str, Metric] = {}
     reports: list[RunReport] = []
-    for run in job.runs:
+    plan = job.plan
+    for run in plan.runs:
         log_dir = directory / run.label
         for task, (metric, score) in _scores(log_dir / PROGRAM_REPORT).items():
-            if task in job.tasks and run.task in (None, task):
+            if task in plan.tasks and run.task in (None, task):
                 metrics[task], scores[task] = metric, score
         reports += _run_reports(log_dir)
-    labels = [*job.labels, *(label for report in reports for label in report.labels)]
+    labels = [*plan.labels, *(label for report in reports for label in report.labels)]
     machine, versions = describe_machine(), collect_versions()
     if reports:
         machine, versions = reports[0].machine or machine, reports[0].versions or versions
     return CellResult(
         table=job.table,
         size=job.size,
-        merger=job.merger,
-        calibrator=job.calibrator,
-        seed=job.seed,
-        point=job.point,
-        tasks=job.tasks,
+        merger=plan.cell.merger,
+        calibrator=plan.cell.calibrator,
+        seed=plan.cell.seed,
+        point=dict(plan.cell.point),
+        tasks=plan.tasks,
         scores=scores,
         metrics=metrics,
         seconds=_seconds(job, reports),
@@ -219,7 +247,7 @@ def _result(job: Job, directory: Path, started: datetime) -> CellResult:
         peak_device_bytes=_highest(report.peak_device_bytes for report in reports),
         models=_models(job, reports),
         labels=tuple(dict.fromkeys(labels)),
-        command=job.command,
+        command=plan.command,
         versions=versions,
         machine=machine,
         started=started,
@@ -248,18 +276,21 @@ def _run_reports(log_dir: Path) -> list[RunReport]:
 def _seconds(job: Job, reports: list[RunReport]) -> float | None:
     if len(reports) != 1:
         return None
-    phases = [p for p in reports[0].phases if not (job.calibrated and p.name == "merging")]
+    # where the cell starts from a model that is there, its own cost leaves the merging out
+    phases = [p for p in reports[0].phases if not (job.plan.needs and p.name == "merging")]
     return sum(phase.wall_seconds for phase in phases)
 
 
-def _highest(values: Iterator[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
+def _highest(values: Iterable[int | None]) -> int | None:
+    """The highest of all runs; None unless all have it."""
+    known = list(values)
+    return None if None in known else max((v for v in known if v is not None), default=None)
 
 
 def _models(job: Job, reports: list[RunReport]) -> tuple[ModelIdentity, ...]:
     """The models, each once; the experts' cell returns every expert as its `merged` model."""
     models = [model for report in reports for model in report.models]
-    if job.merger == EXPERTS:
+    if job.plan.cell.merger == EXPERTS:
         models = [model for model in models if model.role != "merged"]
     return tuple({(model.role, model.name): model for model in models}.values())
 
@@ -270,10 +301,11 @@ def _device(sweep: Path, job: Job) -> Iterator[dict[str, str]]:
 
     Yields:
         Environment variables that show the run this GPU alone; none where there is one GPU or no,
-        or where the cell's overrides say how many it takes.
+        where the cell's overrides say how many it takes, or where it runs in this process.
     """
-    own = any(text.startswith("fabric.devices=") for run in job.runs for text in run.others)
-    devices = [] if own else _visible_gpus()
+    runs = job.plan.runs
+    own = any(text.startswith("fabric.devices=") for run in runs for text in run.others)
+    devices = [] if own or not job.program else _visible_gpus()
     if len(devices) < 2:
         yield {}
         return

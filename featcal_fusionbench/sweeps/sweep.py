@@ -1,17 +1,172 @@
-"""Runs what is pending of a table, stage by stage, through Hydra's multirun."""
+"""A table as it is run: planned, checked, then cell by cell, stage by stage."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from .cells import Cell, Plan
-from .directory import Identity, State, Status, SweepDirectory
+from ..command_line import environment_variables
+from .builds import environment_of, make_builds
+from .cells import Cell, Plan, Selection, plan_cells
+from .compose import compose_config, compose_method
+from .directory import Identity, Job, State, Status, SweepDirectory
 from .errors import SweepError
+from .experiment import Experiment
+from .pools import Pools
+from .preflight import Found, Place, check_sources, require_all, sources_of
 
-__all__ = ["program", "run_pending", "to_run"]
+__all__ = ["Sweep", "program", "to_run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A table, and the directory that its cells lie in.
+
+    Attributes:
+        experiment: The table.
+        identity: What all its numbers share.
+        directory: Where its cells lie.
+        pools: Its composed pools.
+        config_dir: A further directory with configs.
+    """
+
+    experiment: Experiment
+    identity: Identity
+    directory: SweepDirectory
+    pools: Pools
+    config_dir: Path | None = None
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        identity: Identity,
+        output: Path,
+        config_dir: Path | None = None,
+    ) -> Sweep:
+        """Look at a directory and compose the pools; nothing is written.
+
+        Raises:
+            ExperimentError: The pools cannot be composed, or name no tasks.
+            PublishedNumberError: There is no such published value beside the table.
+            SweepError: The directory is not this sweep's.
+        """
+        directory = SweepDirectory(output.absolute())
+        directory.check(identity)
+        overrides = [*experiment.pools, *experiment.overrides, *identity.overrides]
+        pools = Pools.of(compose_config(overrides, config_dir), experiment.expert)
+        if (published := experiment.published_values) is not None:
+            published.resolve()  # wrong labels are found now, not after the last cell
+        return cls(
+            experiment=experiment,
+            identity=identity,
+            directory=directory,
+            pools=pools,
+            config_dir=config_dir,
+        )
+
+    def plan(self, selection: Selection) -> list[Plan]:
+        """Plan what is wanted and what that needs; see ``plan_cells``."""
+        return plan_cells(
+            self.experiment,
+            self.identity.size,
+            selection,
+            self.pools,
+            self.directory.models,
+            extra=self.identity.overrides,
+            config_dir=self.config_dir,
+        )
+
+    def statuses(self, plans: Sequence[Plan]) -> dict[Cell, Status]:
+        """State of planned cells.
+
+        Raises:
+            SweepError: Results cannot be read; all of them are named.
+        """
+        return self.directory.statuses(plans, self.experiment.name)
+
+    def sources(self, waiting: Sequence[Plan]) -> list[Found]:
+        """What runs will read. That all their configurations compose is seen on the way."""
+        methods: set[tuple[str, ...]] = set()
+        others: dict[tuple[str, ...], int] = {}
+        for plan in waiting:
+            run = plan.runs[0]  # those of the experts differ in what is left out alone
+            if run.task is None:
+                methods.add(tuple(t for t in run.method if not _names_seed_or_model(t)))
+            # each seed has a build of its own
+            build = () if self.experiment.build is None else (f"seed={plan.cell.seed}",)
+            kept = tuple(text for text in run.others if not _names_seed_or_model(text))
+            others.setdefault((*kept, *build), plan.cell.seed)
+        for method in sorted(methods):
+            compose_method(method, self.config_dir)
+        sources = []
+        for overrides, seed in others.items():
+            with environment_variables(environment_of(self.experiment.build, seed)):
+                sources += sources_of(compose_config(overrides, self.config_dir))
+        return check_sources(sources)
+
+    def run(
+        self,
+        plans: Sequence[Plan],
+        launcher: Sequence[str] | None,
+        *,
+        retry_failed: bool = False,
+    ) -> dict[Cell, Status]:
+        """Run the cells that wait to be run; needed cells come before those that need them.
+
+        Before that, all that they will read is looked for, and what is missing of an embedded
+        benchmark is built. The first cell of all runs alone: what all runs would download or
+        prepare at the same time (the hub's cache, tokenised data sets) is then there.
+
+        Args:
+            plans: All planned cells, in an order in which needed cells come first.
+            launcher: Overrides that choose Hydra's launcher and set it; None: all runs in this
+                process, one after the other.
+            retry_failed: Whether cells that failed before are tried again.
+
+        Returns:
+            The states after all.
+
+        Raises:
+            SweepError: The directory is another sweep's or held by one, something is missing, or a
+                launcher failed by itself.
+        """
+        table = self.experiment.name
+        with self.directory.claim(self.identity):
+            statuses = self.statuses(plans)
+            waiting = to_run(plans, statuses, retry_failed=retry_failed)
+            self._require_sources(waiting)
+            self.directory.begin(self.identity)
+            for batch in _batches(waiting, statuses):
+                ready = [
+                    plan
+                    for plan in batch
+                    if plan.needs is None or self.directory.is_done(plan.needs, table)
+                ]
+                for plan in ready:
+                    self.directory.write_job(self._job(plan, [] if launcher is None else program()))
+                _launch([plan.cell.id for plan in ready], self.directory.path, launcher)
+        return self.statuses(plans)
+
+    def _require_sources(self, waiting: Sequence[Plan]) -> None:
+        found = self.sources(waiting)
+        if self.experiment.build and any(item.place is Place.MISSING for item in found):
+            make_builds(self.experiment.build, sorted({plan.cell.seed for plan in waiting}))
+            found = self.sources(waiting)
+        require_all(found)
+
+    def _job(self, plan: Plan, command: Sequence[str]) -> Job:
+        return Job(
+            table=self.experiment.name,
+            size=self.identity.size,
+            plan=plan,
+            program=tuple(command),
+            environment=environment_of(self.experiment.build, plan.cell.seed),
+            directory=str(Path.cwd()),
+        )
 
 
 def to_run(
@@ -25,46 +180,6 @@ def to_run(
     if retry_failed:
         wanted |= {State.FAILED, State.BLOCKED}
     return [plan for plan in plans if statuses[plan.cell].state in wanted]
-
-
-def run_pending(
-    plans: Sequence[Plan],
-    directory: SweepDirectory,
-    identity: Identity,
-    launcher: Sequence[str],
-    *,
-    environments: Mapping[int, Mapping[str, str]] | None = None,
-    retry_failed: bool = False,
-) -> dict[Cell, Status]:
-    """Run the pending cells; needed cells come before those that need them.
-
-    The directory must be claimed. The first cell of all runs alone: what all runs would download or
-    prepare at the same time (the hub's cache, tokenised data sets) is then there.
-
-    Args:
-        plans: All planned cells, in an order in which needed cells come first.
-        directory: Where they lie.
-        identity: What they share.
-        launcher: Overrides that choose Hydra's launcher and set it.
-        environments: Environment variables by seed.
-        retry_failed: Whether cells that failed before are tried again.
-
-    Returns:
-        The states after all.
-
-    Raises:
-        SweepError: A launcher failed by itself.
-    """
-    statuses = directory.statuses(plans, identity.table)
-    pending = {plan.cell for plan in to_run(plans, statuses, retry_failed=retry_failed)}
-    for batch in _batches([plan for plan in plans if plan.cell in pending], statuses):
-        ready = [plan for plan in batch if _ready(plan, directory, identity)]
-        for plan in ready:
-            environment = (environments or {}).get(plan.cell.seed, {})
-            directory.write_job(plan, identity, program(), environment)
-        if ready:
-            _multirun([plan.cell.id for plan in ready], directory.path, launcher)
-    return directory.statuses(plans, identity.table)
 
 
 def program() -> list[str]:
@@ -84,15 +199,18 @@ def _batches(pending: Sequence[Plan], statuses: Mapping[Cell, Status]) -> list[l
     return batches
 
 
-def _ready(plan: Plan, directory: SweepDirectory, identity: Identity) -> bool:
-    """Whether what a cell needs is there by now."""
-    if plan.needs is None:
-        return True
-    return directory.is_done(plan.needs, identity.table)
+def _launch(cells: Sequence[str], sweep: Path, launcher: Sequence[str] | None) -> None:
+    """Make cells one after the other, or start Hydra's multirun over them."""
+    from . import job
+
+    if launcher is None:
+        for cell in cells:
+            job.run_cell(sweep, cell)
+    elif cells:
+        _multirun(cells, sweep, launcher)
 
 
 def _multirun(cells: Sequence[str], sweep: Path, launcher: Sequence[str]) -> None:
-    """Start Hydra's multirun over cells, in this process."""
     from . import job
 
     arguments = [
@@ -128,3 +246,8 @@ def _command_line(arguments: list[str]):
         yield
     finally:
         sys.argv = before
+
+
+def _names_seed_or_model(text: str) -> bool:
+    key = text.partition("=")[0]
+    return key == "seed" or key.endswith((".seed", ".merged_model"))

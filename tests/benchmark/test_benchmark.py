@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import importlib
+import json
 import math
 import os
 import pickle
@@ -27,7 +28,9 @@ from PIL import Image
 from torch import Tensor
 from transformers import CLIPModel, CLIPProcessor, CLIPVisionConfig, CLIPVisionModel
 
+from featcal_fusionbench.benchmark import __main__ as driver
 from featcal_fusionbench.benchmark import fetch, storage
+from featcal_fusionbench.benchmark.demo import COLOURS, Demo, RowResult, summarise
 from featcal_fusionbench.benchmark.fetch import Package
 from featcal_fusionbench.benchmark.image import build as build_module
 from featcal_fusionbench.benchmark.image import images, tower
@@ -40,13 +43,12 @@ from featcal_fusionbench.benchmark.image.recipe import (
     TextRecipe,
     default_link,
 )
-from featcal_fusionbench.benchmark.image.suite import IMAGE, ROWS
 from featcal_fusionbench.benchmark.image.tasks import TASKS, load_processor, load_split
 from featcal_fusionbench.benchmark.image.text_side import learn_merges
 from featcal_fusionbench.benchmark.image.train import normalise
-from featcal_fusionbench.benchmark.results import RowResult, summarise
-from featcal_fusionbench.benchmark.rows import run_row
 from featcal_fusionbench.report.gap import share_of_gap
+from featcal_fusionbench.sweeps import in_process
+from featcal_fusionbench.sweeps.experiment import load_experiment
 
 PICO = Recipe(
     image_size=28,
@@ -544,12 +546,16 @@ def test_share_of_gap() -> None:
     assert math.isnan(share_of_gap(0.8, merged=0.9, experts=0.9))
 
 
+def row_result(row: str, seed: int, a: float, b: float, seconds: float | None = None) -> RowResult:
+    return RowResult(row, seed, {"a": a, "b": b}, seconds, {})
+
+
 def test_summary_averages_over_tasks_and_seeds() -> None:
     results = [
-        RowResult("merged", 0, {"a": 0.2, "b": 0.4}),
-        RowResult("experts", 0, {"a": 0.9, "b": 0.9}),
-        RowResult("featcal-module", 0, {"a": 0.5, "b": 0.7}, seconds=2.0),
-        RowResult("featcal-module", 1, {"a": 0.7, "b": 0.9}, seconds=4.0),
+        row_result("merged", 0, 0.2, 0.4),
+        row_result("experts", 0, 0.9, 0.9),
+        row_result("featcal-module", 0, 0.5, 0.7, seconds=2.0),
+        row_result("featcal-module", 1, 0.7, 0.9, seconds=4.0),
     ]
     merged, experts, featcal = summarise(results)
     assert merged.average == pytest.approx(0.3) and merged.share == 0 and merged.seconds is None
@@ -561,49 +567,51 @@ def test_summary_averages_over_tasks_and_seeds() -> None:
     assert summarise(results[2:])[0].share is None
 
 
-# --- the rows, through FusionBench ---
+# --- the demo, through FusionBench ---
 
 
 @pytest.mark.slow
-def test_rows_run_and_kept_rows_are_not_run_again(
-    pico_parts: Path, in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_demo_runs_its_rows_and_keeps_those_that_depend_on_the_build_alone(
+    pico_parts: Path,
+    in_tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from rich.console import Console
+    recipe_module = importlib.import_module(Recipe.__module__)
+    monkeypatch.setattr(recipe_module, "Recipe", lambda seed: dataclasses.replace(PICO, seed=seed))
+    assert driver.main(["--rows", "experts", "merged", "featcal-module"]) == 0
+    printed = capsys.readouterr().out
+    variable = f"FEATCAL_BENCHMARK_DIR={PICO.directory()} "
+    assert f"{variable}fusion_bench method=featcal method.granularity=module" in printed
+    output = in_tmp_path / "outputs/featcal_benchmark/image"
+    document = json.loads((output / "table.json").read_text())
+    assert [row["row"] for row in document["rows"]] == ["experts", "merged", "featcal-module"]
+    for run in document["runs"]:
+        assert list(run["accuracies"]) == list(TASKS) and run["seconds"] > 0
+        assert all(0 <= accuracy <= 1 for accuracy in run["accuracies"].values())
+    assert (output / "table.png").is_file()
 
-    from featcal_fusionbench.benchmark import rows
+    def run_again(overrides: list[str], config_dir: Path | None, log_dir: Path) -> None:
+        raise RuntimeError(f"no luck with {log_dir.parents[2].name}")
 
-    parts, console = build(PICO), Console(record=True, width=300)
-    results = {
-        name: run_row(IMAGE, name, parts, 0, in_tmp_path, console)
-        for name in ("base", "experts", "merged", "featcal-module")
-    }
-    for result in results.values():
-        assert list(result.accuracies) == list(TASKS)
-        assert all(0 <= accuracy <= 1 for accuracy in result.accuracies.values())
-    printed = console.export_text()
-    assert "fusion_bench method=featcal method.granularity=module" in printed
-    assert f"FEATCAL_BENCHMARK_DIR={parts.directory}" in printed.replace("\n", "")
-
-    monkeypatch.setattr(rows, "run_program", lambda *_: pytest.fail("a kept row was run again"))
-    kept = run_row(IMAGE, "base", parts, 0, in_tmp_path, console)
-    assert kept == dataclasses.replace(results["base"], seconds=None)
+    monkeypatch.setattr(in_process, "run_program", run_again)
+    assert driver.main(["--rows", "experts", "merged"]) == 1
+    assert "failed: merged/none/seed0: RuntimeError: no luck with merged" in capsys.readouterr().out
+    (kept,) = json.loads((output / "table.json").read_text())["runs"]
+    assert kept == {**document["runs"][0], "seconds": None}
 
 
 def test_figure_and_table_show_every_row(tmp_path: Path) -> None:
     from rich.console import Console
 
-    from featcal_fusionbench.benchmark.table import render_table, save_figure
-
-    levels = dict(zip(ROWS, (0.4, 0.9, 0.5, 0.7, 0.75, 0.8), strict=True))
-    summaries = summarise(
-        [RowResult(row, 0, dict.fromkeys(TASKS, level), 1.0) for row, level in levels.items()]
-    )
-    save_figure(IMAGE, summaries, tmp_path / "new" / "table.png")
+    experiment = load_experiment("demo_image")
+    levels = dict(zip(COLOURS, (0.4, 0.9, 0.5, 0.7, 0.75, 0.8), strict=True))
+    results = [RowResult(row, 0, dict.fromkeys(TASKS, x), 1.0, {}) for row, x in levels.items()]
+    demo = Demo("image", experiment, [0], list(COLOURS), results)
+    console = Console(record=True, width=200)
+    console.print(demo.write(tmp_path / "new"))
     with Image.open(tmp_path / "new" / "table.png") as image:
         assert image.width > 1000
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["table.png"]
-    console = Console(record=True, width=200)
-    console.print(render_table(IMAGE, summaries, [0]))
     text = console.export_text()
-    assert all(row.title in text for row in ROWS.values())
+    assert all(demo.title_of(row) in text for row in COLOURS)
     assert "75.0 %" in text  # (0.8 - 0.5) / (0.9 - 0.5)

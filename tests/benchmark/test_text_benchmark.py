@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import io
 import json
 import random
@@ -21,16 +22,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from places import CONFIG
-from rich.console import Console
 from safetensors.torch import save
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from featcal_fusionbench.benchmark import __main__ as driver
-from featcal_fusionbench.benchmark import fetch, rows
+from featcal_fusionbench.benchmark import fetch
 from featcal_fusionbench.benchmark.fetch import Package, SourcePackage
-from featcal_fusionbench.benchmark.results import EXPERTS, MERGED
-from featcal_fusionbench.benchmark.rows import best_task_arithmetic, run_row
 from featcal_fusionbench.benchmark.text import build as build_module
 from featcal_fusionbench.benchmark.text import corpora, minilm
 from featcal_fusionbench.benchmark.text.batches import collate
@@ -44,7 +42,6 @@ from featcal_fusionbench.benchmark.text.recipe import (
     default_link,
 )
 from featcal_fusionbench.benchmark.text.splits import split_examples
-from featcal_fusionbench.benchmark.text.suite import TEXT
 from featcal_fusionbench.benchmark.text.taskpool import (
     TextGenerationTaskPool,
     exact_match,
@@ -52,6 +49,7 @@ from featcal_fusionbench.benchmark.text.taskpool import (
 )
 from featcal_fusionbench.benchmark.text.tasks import TASKS, load_split, read_examples
 from featcal_fusionbench.benchmark.text.tokenizer import SENTINELS, SPECIAL, reduce_tokenizer
+from featcal_fusionbench.sweeps import in_process
 
 PICO = Recipe(
     input_length=24,
@@ -523,9 +521,6 @@ def test_the_task_pool_reports_every_task_by_its_metric() -> None:
     assert report["average"]["score"] == pytest.approx((1 + 0.25 + 1 + 0) / 4)
     assert model.sizes == [3, 2, 3, 1, 3, 2, 3, 1]
     json.dumps(report, allow_nan=False)
-    assert TEXT.problems({"intensity": report["d"]}) and TEXT.scores(
-        {"intensity": report["d"]}
-    ) == {"intensity": 0.0}
 
 
 def test_an_unknown_metric_is_refused() -> None:
@@ -540,53 +535,55 @@ def test_both_yaml_files_name_the_tasks_and_their_metrics() -> None:
     for datasets in (pool.train_datasets, pool.test_datasets, tasks.test_datasets):
         assert [entry.task for entry in datasets.values()] == list(datasets) == list(TASKS)
     metrics = {task: tasks.metrics.get(task, "accuracy") for task in TASKS}
-    assert metrics == dict(TEXT.tasks)
+    assert metrics == {task.name: task.metric for task in TASKS.values()}
 
 
-# --- the rows, through FusionBench ---
+# --- the demo ---
+
+
+@pytest.fixture
+def pico_recipe(parts: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe_module = importlib.import_module(Recipe.__module__)
+    monkeypatch.setattr(recipe_module, "Recipe", lambda seed: dataclasses.replace(PICO, seed=seed))
 
 
 @pytest.mark.slow
-def test_rows_run_and_kept_rows_are_not_run_again(
-    parts: Build, in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    console = Console(record=True, width=300)
-    names = ("base", EXPERTS, MERGED)
-    results = {name: run_row(TEXT, name, parts, 0, in_tmp_path, console) for name in names}
-    for result in results.values():
-        assert list(result.accuracies) == list(TASKS)
-        assert all(-1 <= score <= 1 for score in result.accuracies.values())
-    printed = console.export_text()
-    assert f"FEATCAL_TEXT_BENCHMARK_DIR={parts.directory}" in printed.replace("\n", "")
-    monkeypatch.setattr(rows, "run_program", lambda *_: pytest.fail("a kept row was run again"))
-    kept = run_row(TEXT, "base", parts, 0, in_tmp_path, console)
-    assert kept == dataclasses.replace(results["base"], seconds=None)
+def test_the_demo_runs_its_rows(pico_recipe: None, in_tmp_path: Path) -> None:
+    assert driver.main(["text", "--rows", "base", "featcal-block"]) == 0
+    document = json.loads((in_tmp_path / "outputs/featcal_benchmark/text/table.json").read_text())
+    assert [run["row"] for run in document["runs"]] == ["base", "featcal-block"]
+    for run in document["runs"]:
+        assert list(run["accuracies"]) == list(TASKS)
+        assert all(-1 <= score <= 1 for score in run["accuracies"].values())
 
 
-def test_the_best_scale_is_the_one_with_the_best_average(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_best_scale_and_what_counts_as_0_are_said(
+    pico_recipe: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[float] = []
 
-    def report(overrides: list[str], _: Path) -> dict[str, Any]:
-        scale = next(float(o.partition("=")[2]) for o in overrides if "scaling_factor" in o)
-        seen.append(scale)
-        return {task: {metric: 1 - abs(scale - 0.2)} for task, metric in TEXT.tasks.items()}
+    def report(overrides: list[str], config_dir: Path | None, log_dir: Path) -> None:
+        scale = next((float(o.partition("=")[2]) for o in overrides if "scaling_factor" in o), None)
+        score = None if scale is None else 1 - abs(scale - 0.2)
+        scores = {task.name: {task.metric: score} for task in TASKS.values()}
+        (log_dir / "program_report.json").write_text(json.dumps(scores))
+        seen.extend([] if scale is None else [scale])
 
-    monkeypatch.setattr(rows, "run_program", report)
-    arguments = (TEXT, Build(tmp_path), 0, tmp_path, Console(quiet=True))
-    scale, result = best_task_arithmetic(*arguments)
-    assert scale == 0.2 and result.average == pytest.approx(1.0)
-    assert seen == list(TEXT.scales)
-    best_task_arithmetic(*arguments)
-    assert seen == list(TEXT.scales)  # kept with the build
+    monkeypatch.setattr(in_process, "run_program", report)
+    assert driver.main(["text", "--rows", "base"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    best = "of the scaling factors 0.1, 0.2, 0.3, 0.4, Task Arithmetic is best with 0.2"
+    assert f"seed 0: {best} on the test inputs: 100.0 on average" in printed
+    assert "base, seed 0, intensity: Spearman's rho is undefined (NaN)" in printed
+    assert sorted(seen) == [0.1, 0.2, 0.3, 0.4]
+    assert driver.main(["text", "--rows", "base"]) == 0
+    assert sorted(seen[4:]) == [0.3]  # the others are kept with the build
 
 
 def test_the_command_line_chooses_the_benchmark() -> None:
     assert driver.parse_arguments([]).benchmark == "image"
     options = driver.parse_arguments(["text", "--rows", "base"])
     assert options.benchmark == "text" and options.rows == ["base"]
-    assert driver.parse_arguments(["text"]).rows == list(TEXT.rows)
 
 
 def test_a_row_of_the_other_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

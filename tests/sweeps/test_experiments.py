@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from omegaconf import DictConfig
 from featcal_fusionbench.command_line import override
 from featcal_fusionbench.sweeps.cells import Cell, Plan, Selection, cells_of, plan_cells
 from featcal_fusionbench.sweeps.compose import compose_config, compose_method, plain
-from featcal_fusionbench.sweeps.directory import State, Status
+from featcal_fusionbench.sweeps.directory import Job, State, Status, SweepDirectory
 from featcal_fusionbench.sweeps.errors import ExperimentError
 from featcal_fusionbench.sweeps.experiment import (
     Calibrator,
@@ -62,6 +63,7 @@ def test_the_tables_of_the_paper_and_of_the_embedded_benchmarks_are_there() -> N
     }
     text = {"flan-t5-base_glue", "flan-t5-base_glue_lora16", "flan-t5-large_glue_lora16"}
     others = {"robustness", "embedded_image", "embedded_image_robustness", "embedded_text"}
+    others |= {"demo_image", "demo_text"}
     assert clip | text | others <= set(TABLES)
 
 
@@ -134,6 +136,13 @@ def test_the_printed_command_needs_no_other_cell() -> None:
     assert method["merger"]["seed"] == method["seed"] == 0
 
 
+def test_a_table_may_merge_anew_for_every_column() -> None:
+    plans = plans_of("demo_image", seeds="1")
+    (plan,) = (p for p in plans if p.cell.calibrator == "featcal-block")
+    assert plan.command.endswith(shlex.join(plan.runs[0].arguments))
+    assert not any(p.needs or p.saves or p.stage for p in plans)
+
+
 def test_experts_are_evaluated_each_on_its_own_task() -> None:
     for name, task, expert in (
         (B32, "dtd", "dtd"),
@@ -153,6 +162,16 @@ def test_curves_vary_one_setting() -> None:
     )
     assert plan.cell.id == "task_arithmetic/featcal/n_samples=8/seed0"
     assert compose_config(plan.runs[0].overrides).method.n_samples == 8
+
+
+def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
+    plans = plans_of("clip-vit-base-patch32_TA8_curves", seeds="1")
+    (plan,) = (p for p in plans if p.cell.point == (("n_samples", 8),) and "featcal" in p.cell.id)
+    environment = {"NAME": "value"}
+    job = Job(table="t", size="full", plan=plan, program=(), environment=environment, directory=".")
+    directory = SweepDirectory(tmp_path)
+    directory.write_job(job)
+    assert Job.read(directory.cell(plan.cell) / "job.json") == job
 
 
 def test_smoke_is_small() -> None:

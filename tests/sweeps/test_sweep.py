@@ -422,13 +422,29 @@ def test_parallel_cells_get_a_gpu_each(
         assert {first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]} == {"3", "5"}
     with _device(tmp_path, job) as again:
         assert again["CUDA_VISIBLE_DEVICES"] == "3"
-    (run,) = job.runs
+    (run,) = job.plan.runs
     several = replace(run, others=(*run.others, "fabric.devices=2"))
-    with _device(tmp_path, replace(job, runs=(several,))) as left_alone:
+    plan = replace(job.plan, runs=(several,))
+    with _device(tmp_path, replace(job, plan=plan)) as left_alone:
         assert left_alone == {}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     with _device(tmp_path, job) as alone:
         assert alone == {}
+
+
+def test_cells_run_in_this_process_where_that_is_asked_for(
+    conf: None,
+    pico: Pico,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sweep_module, "program", lambda: pytest.fail("a program was looked for"))
+    monkeypatch.setattr(cli, "write_outcome", lambda *_: None)
+    only = ["--only", "merger=base", "--launcher", "in_process"]
+    assert main([*ARGUMENTS, *only]) == 0
+    (cell,) = collect("out")
+    assert not cell.partial and cell.seconds is not None
+    assert f"  {cell.command} path.log_dir=" in capsys.readouterr().out
 
 
 # --- the real command ---

@@ -6,7 +6,7 @@ Layout of a build's directory::
     data/<task>.npz          train and test images of a task
     clip/                    the base: a CLIPModel with its processor
     experts/<task>/          an expert: a CLIPVisionModel
-    evaluation/<row>.json    accuracies of the base and the experts, once measured
+    cells/                   results of the demo that depend on the build alone, once measured
 
 An interrupted build goes on where it stopped: finished parts are kept.
 """

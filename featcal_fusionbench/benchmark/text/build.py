@@ -7,7 +7,7 @@ Layout of a build's directory::
     tokenizer/               the tokenizer alone
     base/                    the base: a T5 with its tokenizer
     experts/<task>/          an expert: a T5 with its tokenizer
-    evaluation/<row>.json    scores of rows that depend on the build alone, once measured
+    cells/                   results of the demo that depend on the build alone, once measured
 
 An interrupted build goes on where it stopped: finished parts are kept.
 """
