@@ -176,7 +176,8 @@ def _partial(tidy: Frame, common: Frame, places: Frame) -> Frame:
     by_place = common.groupby(tidy["place"])
     partial = (by_place.any() & ~by_place.all()).reindex(places.index, fill_value=False)
     tasks = tidy[common["score"]].groupby("place")["task"].agg(lambda own: tuple(own.unique()))
-    return partial.add_suffix("_partial").join(tasks.rename("tasks"))
+    tasks = tasks.reindex(places.index).astype(object).rename("tasks")  # also where all have none
+    return partial.add_suffix("_partial").join(tasks)
 
 
 def _marks(shown: Sequence[CellResult]) -> dict[str, str]:

@@ -491,7 +491,7 @@ def test_how_numbers_and_names_are_written() -> None:
 
 
 def test_report_imports_results_and_nothing_about_how_they_came_about() -> None:
-    allowed = {"results", "plan", "estimate"}
+    allowed = {"results", "plan", "estimate", "observer"}
     folder = Path(report_package.__file__).parent
     for path in sorted(folder.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
