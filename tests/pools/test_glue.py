@@ -211,7 +211,7 @@ def test_items_alike_in_length_share_a_batch(
 
 @pytest.mark.parametrize("settings", [{"granularity": "block"}, {"forward_dtype": "bfloat16"}])
 def test_other_ways_to_calibrate(pico: PicoT5, tmp_path: Path, settings: Any) -> None:
-    featcal(tmp_path, n_samples=20, **settings).run(few(pico))
+    featcal(tmp_path, n_samples=36, **settings).run(few(pico))
     report = read(tmp_path)
     assert report.status == "complete" and report.modules_calibrated == 46
     assert report.mean_drift_before is not None and report.mean_drift_after is not None
