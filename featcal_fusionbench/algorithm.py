@@ -157,6 +157,3 @@ class _Recording(SilentObserver):
         self._modules.append(result)
         self._recorder.update(result=CalibrationResult(tuple(self._modules)))
         self._progress.on_module(result)
-
-    def on_stage_end(self, stage: str) -> None:
-        self._progress.on_stage_end(stage)
