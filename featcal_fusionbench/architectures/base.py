@@ -14,7 +14,7 @@ from ..calibration import CalibrationSettings, Releasable, RowRule, RowRules
 from ..calibration.drift import final_features
 from ..calibration.inputs import Inputs
 from ..calibration.releasable import NOTHING_RELEASABLE
-from ..data import PrepareInputs
+from ..data.draws import PrepareInputs
 from ..settings import SampleSettings
 
 __all__ = ["Architecture", "CompleteInputs", "ItemCheck"]

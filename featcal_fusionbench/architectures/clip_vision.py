@@ -17,9 +17,9 @@ from transformers import BaseImageProcessor, CLIPVisionModel, ProcessorMixin
 
 from ..calibration import CalibrationSettings, Releasable, RowRule, RowRules
 from ..calibration.inputs import Inputs
-from ..data import PrepareInputs
+from ..data.draws import PrepareInputs
 from ..errors import CalibrationDataError
-from ..images import (
+from ..data.images import (
     PIXELS,
     has_transparency,
     item_image,
@@ -29,9 +29,9 @@ from ..images import (
     require_pixels,
     to_rgb,
 )
-from ..items import Problems, UnusableItem, reason_of
+from ..data.items import Problems, UnusableItem, reason_of
 from ..settings import SampleSettings
-from ..sources import is_fusion_benchs
+from ..data.sources import is_fusion_benchs
 from .base import Architecture, ItemCheck
 
 __all__ = ["ClassTokenRows", "ClipVision", "clip_vision_rows"]

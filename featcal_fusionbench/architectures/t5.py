@@ -21,9 +21,9 @@ from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
 
 from ..calibration import CalibrationSettings, Releasable, RowRule, RowRules
 from ..calibration.inputs import Inputs, place_inputs
-from ..data import PrepareInputs, load_tokenizer
+from ..data.draws import PrepareInputs, load_tokenizer
 from ..errors import CalibrationDataError
-from ..items import Problems, UnusableItem, input_column, reason_of, whole_numbers
+from ..data.items import Problems, UnusableItem, input_column, reason_of, whole_numbers
 from ..settings import SampleSettings
 from .base import Architecture, CompleteInputs, ItemCheck
 

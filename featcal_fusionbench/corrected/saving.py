@@ -27,7 +27,7 @@ from ..baselines.settings import (
     SurgerySettings,
 )
 from ..errors import CalibrationError
-from ..finishing import save_whole
+from ..pools.finishing import save_whole
 from ..pools.opening import floating_tensors
 
 __all__ = [

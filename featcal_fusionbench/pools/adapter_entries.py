@@ -175,7 +175,7 @@ def _with_named_base(
         raise ModelPoolError(
             f"the adapter {adapter!r} names no base (base_model_name_or_path in its "
             f"{ADAPTER_CONFIG}): add it there, or give base and adapter by "
-            "featcal_fusionbench.modelpool.load_lora_model."
+            "featcal_fusionbench.pools.seq2seq_modelpool.load_lora_model."
         )
     revision = {"revision": own["revision"]} if own.get("revision") else {}
     return AdapterEntry(str(own["base_model_name_or_path"]), adapter, revision | model_kwargs)

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from ..calibration import Weights
 from ..calibration.errors import WeightsError
 from ..errors import ModelPoolError
-from ..finishing import Extras, restore_extras, silence_extras
+from .finishing import Extras, restore_extras, silence_extras
 from ..report import ModelIdentity
 from .checkpoints import SafetensorsWeights, some, tied_names
 from .opening import BASE, OpenedModel, Opener, assign, floating_tensors

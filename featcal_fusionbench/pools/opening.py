@@ -332,7 +332,7 @@ def _model_class(config: Mapping[str, Any] | None, source: str, name: str) -> ty
         raise ModelPoolError(
             f"model {name!r} ({source}): its config.json names no architecture that transformers "
             f"has ({named!r}), and this pool does not say how to load a path. Use FusionBench's "
-            "CLIPVisionModelPool or featcal_fusionbench.modelpool.Seq2SeqLMPool."
+            "CLIPVisionModelPool or featcal_fusionbench.pools.seq2seq_modelpool.Seq2SeqLMPool."
         )
     return kind
 

@@ -9,7 +9,7 @@ from fusion_bench import BaseModelPool
 from torch import nn
 from transformers import BaseImageProcessor, CLIPModel, ProcessorMixin
 
-from ..sources import Split, open_dataset
+from ..data.sources import Split, open_dataset
 from .models import PoolModels, mark_as_view
 from .opening import BASE, source_of_entry
 

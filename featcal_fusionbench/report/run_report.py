@@ -44,10 +44,10 @@ FORMAT_VERSION = 3
 _FORMAT = "featcal-run-report"
 
 _REPORTS = {
-    "merge_only": "featcal_fusionbench.merge_only_report:MergeReport",
-    "featcal": "featcal_fusionbench.featcal_report:FeatCalReport",
-    "representation_surgery": "featcal_fusionbench.surgery_report:RepresentationSurgeryReport",
-    "prob_surgery": "featcal_fusionbench.surgery_report:ProbSurgeryReport",
+    "merge_only": "featcal_fusionbench.method.merge_only_report:MergeReport",
+    "featcal": "featcal_fusionbench.method.featcal_report:FeatCalReport",
+    "representation_surgery": "featcal_fusionbench.method.surgery_report:RepresentationSurgeryReport",
+    "prob_surgery": "featcal_fusionbench.method.surgery_report:ProbSurgeryReport",
 }
 """Where the methods' reports are, by the method; imported when a file of theirs is read."""
 

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..command_line import (
+from .command_line import (
     BASE_METHOD,
     evaluate_only,
     override,

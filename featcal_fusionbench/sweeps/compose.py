@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hydra_plugins.featcal_searchpath import fusion_bench_configs, own_configs
 
-from ..command_line import override
+from .command_line import override
 from .errors import ExperimentError
 
 __all__ = [

@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig
 
-from ..command_line import environment_variables, override, shell_command
+from .command_line import environment_variables, override, shell_command
 from ..report import ModelIdentity, RunReport, collect_versions, describe_machine
 from ..report.errors import ReportError
 from ..report.files import read_json, write_json, write_text

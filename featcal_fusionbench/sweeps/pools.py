@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from ..command_line import evaluate_only
+from .command_line import evaluate_only
 from .compose import plain
 from .errors import ExperimentError, unknown
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..command_line import environment_variables
+from .command_line import environment_variables
 from .builds import environment_of, make_builds
 from .cells import Cell, Plan, Selection, plan_cells
 from .compose import compose_config, compose_method

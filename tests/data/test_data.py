@@ -13,14 +13,14 @@ from pico import Pico
 from PIL import Image
 from torch import nn
 
-from featcal_fusionbench.algorithm import FeatCalAlgorithm
+from featcal_fusionbench.method.featcal import FeatCalAlgorithm
 from featcal_fusionbench.architectures.clip_vision import (
     ClassTokenRows,
     ClipVision,
     clip_vision_rows,
 )
 from featcal_fusionbench.calibration import CalibrationSettings
-from featcal_fusionbench.data import Batches, draw, shortfalls
+from featcal_fusionbench.data.draws import Batches, draw, shortfalls
 from featcal_fusionbench.errors import CalibrationDataError
 from featcal_fusionbench.report import RunReport, TaskData
 

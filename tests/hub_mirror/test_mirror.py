@@ -33,7 +33,7 @@ from rich.progress import Progress
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, CLIPModel, CLIPProcessor
 
-from featcal_fusionbench.modelpool import load_lora_model
+from featcal_fusionbench.pools.seq2seq_modelpool import load_lora_model
 from featcal_fusionbench.report import RunReport
 
 PICO = MirrorSettings(size="pico", rows=24, image_size=24)

@@ -14,7 +14,7 @@ from pico import Pico
 from torch import nn
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
-from featcal_fusionbench.algorithm import FeatCalAlgorithm
+from featcal_fusionbench.method.featcal import FeatCalAlgorithm
 from featcal_fusionbench.calibration import CalibrationError
 
 

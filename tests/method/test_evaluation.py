@@ -13,7 +13,7 @@ from torch import nn
 from transformers import CLIPConfig, CLIPModel
 
 from featcal_fusionbench.errors import TaskPoolError
-from featcal_fusionbench.evaluation import check_task_pool
+from featcal_fusionbench.method.taskpool_check import check_task_pool
 
 METHODS = ("merge_only", "featcal", "representation_surgery", "prob_surgery")
 

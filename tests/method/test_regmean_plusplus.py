@@ -11,7 +11,7 @@ from fusion_bench.method import RegMeanAlgorithmForCLIPPlusPlus
 from pico import Pico
 from torch import Tensor, nn
 
-from featcal_fusionbench.regmean_plusplus import ClipRegMeanPlusPlus
+from featcal_fusionbench.method.regmean_plusplus import ClipRegMeanPlusPlus
 
 SETTINGS: dict[str, Any] = {
     "num_regmean_examples": 1000,  # all: FusionBench draws them from the global random state

@@ -33,15 +33,15 @@ from rich.console import Console
 from torch import nn
 
 from featcal_fusionbench import claims, merging, outputs, recorder, scratch
-from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
+from featcal_fusionbench.method.featcal import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.calibration import CalibrationError
 from featcal_fusionbench.errors import OutputError
-from featcal_fusionbench.interrupts import Terminated, deferred, terminable
-from featcal_fusionbench.merging import WrappingMethod
+from featcal_fusionbench.process.interrupts import Terminated, deferred, terminable
+from featcal_fusionbench.method.base import WrappingMethod
 from featcal_fusionbench.report import RunReport
-from featcal_fusionbench.scratch import scratch_directory
-from featcal_fusionbench.surgery import ProbSurgeryAlgorithm, RepresentationSurgeryAlgorithm
-from featcal_fusionbench.surroundings import seeded
+from featcal_fusionbench.process.scratch import scratch_directory
+from featcal_fusionbench.method.surgery import ProbSurgeryAlgorithm, RepresentationSurgeryAlgorithm
+from featcal_fusionbench.process.surroundings import seeded
 
 METHODS: dict[str, Callable[..., WrappingMethod[Any, Any]]] = {
     "merge_only": MergeOnlyAlgorithm,
@@ -427,7 +427,7 @@ import json, os, signal, sys
 sys.path[:] = [p for p in sys.path if p]
 from fusion_bench.scripts.cli import _hydra_main
 from fusion_bench.method import TaskArithmeticAlgorithm
-import featcal_fusionbench.algorithm
+import featcal_fusionbench.method.featcal
 from featcal_fusionbench.report import RichProgress
 run, done = TaskArithmeticAlgorithm.run, RichProgress.on_module
 def start(name, overrides):
@@ -539,7 +539,7 @@ def test_paths_that_cannot_be_written_are_named_before_anything_is_loaded(
     Path("adapter/adapter_config.json").touch()
     monkeypatch.setattr(WrappingMethod, "log_dir", str(tmp_path / "log"))
     monkeypatch.setattr(claims, "claim_log_dir", lambda user: None)
-    monkeypatch.setattr("featcal_fusionbench.merging.claim_log_dir", lambda user: None)
+    monkeypatch.setattr("featcal_fusionbench.method.base.claim_log_dir", lambda user: None)
     pool = pico.instance_pool()
     monkeypatch.setattr(pool, "load_model", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(OutputError) as caught:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPModel, CLIPProcessor
 
-from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
+from featcal_fusionbench.method.featcal import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.baselines import ProbSurgerySettings, RepresentationSurgerySettings
 from featcal_fusionbench.calibration import CalibrationError
 from featcal_fusionbench.corrected import (
@@ -30,12 +30,12 @@ from featcal_fusionbench.corrected import (
 )
 from featcal_fusionbench.errors import SettingsError
 from featcal_fusionbench.report import RunReport
-from featcal_fusionbench.surgery import (
+from featcal_fusionbench.method.surgery import (
     TEST_INPUTS_LABEL,
     ProbSurgeryAlgorithm,
     RepresentationSurgeryAlgorithm,
 )
-from featcal_fusionbench.surgery_report import (
+from featcal_fusionbench.method.surgery_report import (
     ProbSurgeryReport,
     RepresentationSurgeryReport,
     SurgeryReport,

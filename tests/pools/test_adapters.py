@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from transformers import CLIPVisionModel, T5ForConditionalGeneration
 
 from featcal_fusionbench.errors import ModelPoolError
-from featcal_fusionbench.modelpool import load_lora_model
+from featcal_fusionbench.pools.seq2seq_modelpool import load_lora_model
 from featcal_fusionbench.pools.adapter_entries import AdapterEntry, adapter_entry, plain_entry
 from featcal_fusionbench.pools.adapters import merge_adapter, merged_copy
 
@@ -580,7 +580,7 @@ ENTRIES: list[tuple[dict[str, Any], AdapterEntry | str | None]] = [
     ({"_target_": UPSTREAM, "peft_model_path": ADAPTER}, None),
     (
         {
-            "_target_": "featcal_fusionbench.modelpool.load_lora_model",
+            "_target_": "featcal_fusionbench.pools.seq2seq_modelpool.load_lora_model",
             **T5_LORA,
             "torch_dtype": "b",
         },

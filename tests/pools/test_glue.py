@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from featcal_fusionbench import algorithm
-from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
+from featcal_fusionbench.method.featcal import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.architectures import t5
 from featcal_fusionbench.errors import CalibrationDataError, ModelPoolError
-from featcal_fusionbench.glue import load_glue_dataset
+from featcal_fusionbench.data.glue import load_glue_dataset
 from featcal_fusionbench.pools.checkpoints import open_checkpoint
 from featcal_fusionbench.pools.models import check_weights
 from featcal_fusionbench.pools.opening import floating_tensors

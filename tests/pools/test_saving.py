@@ -23,10 +23,10 @@ from test_pool_models import tie
 from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM, CLIPVisionModel
 
-from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
+from featcal_fusionbench.method.featcal import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.errors import OutputError
-from featcal_fusionbench.finishing import save_whole
-from featcal_fusionbench.surgery import ProbSurgeryAlgorithm, RepresentationSurgeryAlgorithm
+from featcal_fusionbench.pools.finishing import save_whole
+from featcal_fusionbench.method.surgery import ProbSurgeryAlgorithm, RepresentationSurgeryAlgorithm
 
 AVERAGE = {"_target_": "fusion_bench.method.SimpleAverageAlgorithm"}
 METHODS: dict[str, tuple[type[Any], dict[str, Any]]] = {
@@ -72,7 +72,7 @@ def pools(pico: Pico, pico_t5: PicoT5, tmp_path: Path) -> dict[str, Any]:
     """A pool of every architecture and way of tying; of CLIP also one that no file was read for."""
     import shutil
 
-    from featcal_fusionbench.modelpool import Seq2SeqLMPool
+    from featcal_fusionbench.pools.seq2seq_modelpool import Seq2SeqLMPool
 
     tied: dict[str, Any] = {}
     sources = {"_pretrained_": pico_t5.base} | {f"glue-{t}": pico_t5.expert(t) for t in ("cola",)}

@@ -217,7 +217,7 @@ _SERVE = (
     _START
     + """
 import signal
-import featcal_fusionbench.algorithm
+import featcal_fusionbench.method.featcal
 for line in iter(sys.stdin.readline, ""):
     output, job = json.loads(line)
     child = os.fork()

@@ -19,7 +19,7 @@ from featcal_fusionbench.calibration.results import (
     TaskDrift,
 )
 from featcal_fusionbench.calibration.settings import CalibrationSettings
-from featcal_fusionbench.featcal_report import FeatCalReport
+from featcal_fusionbench.method.featcal_report import FeatCalReport
 from featcal_fusionbench.report import Machine, ModelIdentity, TaskData
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .errors import SettingsError
-from .report import RunReport
+from ..errors import SettingsError
+from ..report import RunReport
 
 __all__ = ["MergeReport", "MergeSettings"]
 

@@ -11,9 +11,9 @@ from fusion_bench import BaseModelPool
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from .architectures import Architecture
-from .calibration.inputs import Inputs
-from .data import (
+from ..architectures import Architecture
+from ..calibration.inputs import Inputs
+from .draws import (
     TRAINING_SPLITS,
     Batches,
     draw,
@@ -22,10 +22,10 @@ from .data import (
     require_datasets,
     shortfalls,
 )
-from .errors import CalibrationDataError, SettingsError
+from ..errors import CalibrationDataError, SettingsError
 from .items import Problems, reason_of
-from .report import TaskData
-from .settings import SampleSettings
+from ..report import TaskData
+from ..settings import SampleSettings
 from .sources import Split, is_stream, source_of, unformatted
 
 __all__ = ["Samples", "TaskInputs", "draw_samples"]

@@ -10,7 +10,7 @@ from rich.text import Text
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from .baselines import (
+from ..baselines import (
     ProbSurgerySettings,
     Representations,
     RepresentationSurgerySettings,
@@ -19,18 +19,18 @@ from .baselines import (
     TaskSurgery,
     train_module,
 )
-from .baselines.modules import Correction, make_module
-from .calibration.inputs import Inputs, place_inputs
-from .completion import each_expert
-from .corrected import CorrectedModel, wrap
-from .data import TRAINING_SPLITS
-from .merging import WORKING_DTYPE, PlanningMethod, setting_names
-from .pools.view import view_for_mergers
+from ..baselines.modules import Correction, make_module
+from ..calibration.inputs import Inputs, place_inputs
+from .expert_answers import each_expert
+from ..corrected import CorrectedModel, wrap
+from ..data.draws import TRAINING_SPLITS
+from .base import WORKING_DTYPE, PlanningMethod, setting_names
+from ..pools.view import view_for_mergers
 from .preparation import Prepared, prepare
 from .recorder import ReportT, RunRecorder
-from .scratch import scratch_directory
+from ..process.scratch import scratch_directory
 from .surgery_report import ProbSurgeryReport, RepresentationSurgeryReport
-from .upstream import MergedSource
+from .merged import MergedSource
 
 __all__ = ["ProbSurgeryAlgorithm", "RepresentationSurgeryAlgorithm", "TEST_INPUTS_LABEL"]
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 from rich.table import Table
 from rich.text import Text
 
-from .baselines.results import SurgeryResult
-from .baselines.settings import ProbSurgerySettings, RepresentationSurgerySettings
-from .report import RunReport
-from .report.tables import change_cell, number_cell, samples_cell, task_table
+from ..baselines.results import SurgeryResult
+from ..baselines.settings import ProbSurgerySettings, RepresentationSurgerySettings
+from ..report import RunReport
+from ..report.tables import change_cell, number_cell, samples_cell, task_table
 
 __all__ = ["ProbSurgeryReport", "RepresentationSurgeryReport", "SurgeryReport"]
 

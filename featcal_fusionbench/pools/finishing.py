@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import CLIPVisionModel
 
-from .errors import UnsavedModelError
-from .report import read_json, write_bytes, write_json
+from ..errors import UnsavedModelError
+from ..report import read_json, write_bytes, write_json
 
 __all__ = [
     "Extras",

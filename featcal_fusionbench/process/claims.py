@@ -25,8 +25,8 @@ from fusion_bench.utils.path import create_symlink
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from .errors import OutputError
-from .report import write_json
+from ..errors import OutputError
+from ..report import write_json
 
 __all__ = ["claim_log_dir", "claim_path"]
 

@@ -14,9 +14,9 @@ from fusion_bench.modelpool import Seq2SeqLMPool as UpstreamPool
 from omegaconf import DictConfig
 from transformers import AutoModelForSeq2SeqLM
 
-from .data import load_tokenizer
-from .pools.adapter_entries import adapter_entry
-from .pools.adapters import merge_adapter
+from ..data.draws import load_tokenizer
+from .adapter_entries import adapter_entry
+from .adapters import merge_adapter
 
 __all__ = ["Seq2SeqLMPool", "load_lora_model"]
 

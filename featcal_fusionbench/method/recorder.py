@@ -16,9 +16,9 @@ from typing import Any, Generic, TypeVar
 import lightning
 from rich.console import Console
 
-from .calibration import PhaseClock
-from .interrupts import deferred
-from .report import (
+from ..calibration import PhaseClock
+from ..process.interrupts import deferred
+from ..report import (
     MethodSettings,
     RunReport,
     collect_versions,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .compat import apply_transformers_shim
+from ..compat import apply_transformers_shim
 
 apply_transformers_shim()
 

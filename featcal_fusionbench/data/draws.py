@@ -12,10 +12,10 @@ from fusion_bench import BaseModelPool, instantiate
 from omegaconf import DictConfig
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from .calibration.inputs import Inputs
-from .errors import CalibrationDataError
+from ..calibration.inputs import Inputs
+from ..errors import CalibrationDataError
 from .items import reason_of
-from .report import TaskData
+from ..report import TaskData
 from .sources import Split, is_stream, open_dataset
 
 __all__ = [

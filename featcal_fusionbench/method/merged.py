@@ -13,13 +13,13 @@ from fusion_bench.utils.lazy_state_dict import LazyStateDict
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from .corrected import is_corrected_checkpoint
-from .errors import MergerError, ModelPoolError
-from .pools.models import PoolModels, check_weights
-from .pools.opening import assign, floating_tensors
-from .pools.plain import plain_model
-from .pools.view import view_for_mergers
-from .surroundings import seeded
+from ..corrected import is_corrected_checkpoint
+from ..errors import MergerError, ModelPoolError
+from ..pools.models import PoolModels, check_weights
+from ..pools.opening import assign, floating_tensors
+from ..pools.plain import plain_model
+from ..pools.view import view_for_mergers
+from ..process.surroundings import seeded
 
 __all__ = ["MergedSource", "make_merger"]
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from .architectures import CompleteInputs
-from .calibration import Weights
-from .pools.opening import floating_tensors
+from ..architectures import CompleteInputs
+from ..calibration import Weights
+from ..pools.opening import floating_tensors
 
 if TYPE_CHECKING:
     from .preparation import TaskInputs

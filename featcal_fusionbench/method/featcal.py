@@ -8,7 +8,7 @@ from typing import Any
 from fusion_bench import BaseModelPool
 from torch import nn
 
-from .calibration import (
+from ..calibration import (
     CalibrationResult,
     CalibrationSettings,
     ModuleResult,
@@ -17,16 +17,16 @@ from .calibration import (
     Weights,
     calibrate,
 )
-from .calibration.drift import measure_drift
-from .completion import complete_all
+from ..calibration.drift import measure_drift
+from .expert_answers import complete_all
 from .featcal_report import FeatCalReport
-from .merging import WORKING_DTYPE, MergeOnlyAlgorithm, PlanningMethod, setting_names
+from .base import WORKING_DTYPE, MergeOnlyAlgorithm, PlanningMethod, setting_names
 from .preparation import Prepared, TaskInputs, plan_calibration, prepare
 from .recorder import RunRecorder
-from .report import RichProgress
-from .report.plan import plan_table
-from .scratch import scratch_directory
-from .upstream import MergedSource
+from ..report import RichProgress
+from ..report.plan import plan_table
+from ..process.scratch import scratch_directory
+from .merged import MergedSource
 
 __all__ = ["FeatCalAlgorithm", "MergeOnlyAlgorithm"]
 

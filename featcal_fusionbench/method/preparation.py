@@ -12,15 +12,15 @@ import torch
 from fusion_bench import BaseModelPool
 from torch import nn
 
-from .architectures import Architecture, architecture_of
-from .calibration import CalibrationSettings, build_plan
-from .calibration.estimate import Fit, fit_to_memory, measure_matmul_rate
-from .calibration.inputs import Inputs
-from .data import TRAINING_SPLITS, Split, require_datasets
-from .pools.models import CheckedWeights, PoolModels, open_models, require_base_and_experts
-from .report import ModelIdentity, TaskData
-from .samples import TaskInputs, draw_samples
-from .settings import SampleSettings
+from ..architectures import Architecture, architecture_of
+from ..calibration import CalibrationSettings, build_plan
+from ..calibration.estimate import Fit, fit_to_memory, measure_matmul_rate
+from ..calibration.inputs import Inputs
+from ..data.draws import TRAINING_SPLITS, Split, require_datasets
+from ..pools.models import CheckedWeights, PoolModels, open_models, require_base_and_experts
+from ..report import ModelIdentity, TaskData
+from ..data.samples import TaskInputs, draw_samples
+from ..settings import SampleSettings
 
 __all__ = ["Prepared", "TaskInputs", "plan_calibration", "prepare"]
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.table import Table
 from rich.text import Text
 
-from .calibration.results import CalibrationResult, PhaseCost, TaskDrift
-from .calibration.settings import CalibrationSettings
-from .report import RunReport
-from .report.drift import DriftChange, compare_drift, mean_final_drift
-from .report.tables import change_cell, number_cell, samples_cell, task_table
+from ..calibration.results import CalibrationResult, PhaseCost, TaskDrift
+from ..calibration.settings import CalibrationSettings
+from ..report import RunReport
+from ..report.drift import DriftChange, compare_drift, mean_final_drift
+from ..report.tables import change_cell, number_cell, samples_cell, task_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -144,7 +144,7 @@ class FeatCalReport(RunReport):
         """Drift block by block and task by task."""
         if not self.drift_before:
             return None
-        from .report.figures import drift_figure  # here: importing matplotlib can fail
+        from ..report.figures import drift_figure  # here: importing matplotlib can fail
 
         return drift_figure(self.drift_before, self.drift_after)
 

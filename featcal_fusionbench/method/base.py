@@ -22,24 +22,24 @@ from fusion_bench.mixins import LightningFabricMixin
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from .calibration import PhaseClock
-from .claims import claim_log_dir, claim_path
-from .compat import apply_transformers_shim
-from .errors import MergerError, OutputError, SettingsError
-from .evaluation import check_task_pool
-from .finishing import finish, keep_when_saving_fails, save_whole, silence_extras
-from .interrupts import terminable
+from ..calibration import PhaseClock
+from ..process.claims import claim_log_dir, claim_path
+from ..compat import apply_transformers_shim
+from ..errors import MergerError, OutputError, SettingsError
+from .taskpool_check import check_task_pool
+from ..pools.finishing import finish, keep_when_saving_fails, save_whole, silence_extras
+from ..process.interrupts import terminable
 from .merge_only_report import MergeReport, MergeSettings
-from .outputs import in_log_dir, require_room, require_savable
-from .pools.adapter_entries import ADAPTER_CONFIG
-from .pools.models import PoolModels, check_weights, open_models
-from .pools.opening import floating_tensors
+from ..process.outputs import in_log_dir, require_room, require_savable
+from ..pools.adapter_entries import ADAPTER_CONFIG
+from ..pools.models import PoolModels, check_weights, open_models
+from ..pools.opening import floating_tensors
 from .recorder import ReportT, RunRecorder
-from .report import MethodSettings, RunReport, report_name
-from .scratch import scratch_directory
-from .streams import forgiving_streams
-from .surroundings import own_surroundings
-from .upstream import MergedSource, make_merger
+from ..report import MethodSettings, RunReport, report_name
+from ..process.scratch import scratch_directory
+from ..process.streams import forgiving_streams
+from ..process.surroundings import own_surroundings
+from .merged import MergedSource, make_merger
 
 __all__ = [
     "WORKING_DTYPE",
@@ -362,7 +362,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
             recorder.warn(
                 f"pools of type {type(pool).__name__} save a model as one file of pickled tensors, "
                 "without processor or tokenizer: use a pool that saves with save_pretrained, such "
-                "as featcal_fusionbench.modelpool.Seq2SeqLMPool, for a model that reloads."
+                "as featcal_fusionbench.pools.seq2seq_modelpool.Seq2SeqLMPool, for a model that reloads."
             )
         recorder.add_output("model", path)
 

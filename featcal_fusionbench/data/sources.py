@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from torch.utils.data import DataLoader
 from torch.utils.data import IterableDataset as TorchStream
 
-from .errors import CalibrationDataError
+from ..errors import CalibrationDataError
 
 __all__ = ["Split", "is_fusion_benchs", "is_stream", "open_dataset", "source_of", "unformatted"]
 

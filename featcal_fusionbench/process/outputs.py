@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from .errors import OutputError
-from .report import UnwritableDirectoryError, require_writable
-from .report.text import format_bytes
+from ..errors import OutputError
+from ..report import UnwritableDirectoryError, require_writable
+from ..report.text import format_bytes
 
 __all__ = ["in_log_dir", "require_room", "require_savable"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from transformers import CLIPConfig, CLIPModel, CLIPVisionModel
 
-from .errors import TaskPoolError
+from ..errors import TaskPoolError
 
 __all__ = ["check_task_pool"]
 
