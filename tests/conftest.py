@@ -22,8 +22,8 @@ import torch  # noqa: E402
 from pico import Pico, build_pico  # noqa: E402
 from pico_t5 import PicoT5, build_pico_t5  # noqa: E402
 
-from featcal_fusionbench import preparation  # noqa: E402
 from featcal_fusionbench.compat import apply_transformers_shim  # noqa: E402
+from featcal_fusionbench.method import preparation  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)

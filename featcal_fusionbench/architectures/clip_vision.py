@@ -18,7 +18,6 @@ from transformers import BaseImageProcessor, CLIPVisionModel, ProcessorMixin
 from ..calibration import CalibrationSettings, Releasable, RowRule, RowRules
 from ..calibration.inputs import Inputs
 from ..data.draws import PrepareInputs
-from ..errors import CalibrationDataError
 from ..data.images import (
     PIXELS,
     has_transparency,
@@ -30,8 +29,9 @@ from ..data.images import (
     to_rgb,
 )
 from ..data.items import Problems, UnusableItem, reason_of
-from ..settings import SampleSettings
 from ..data.sources import is_fusion_benchs
+from ..errors import CalibrationDataError
+from ..settings import SampleSettings
 from .base import Architecture, ItemCheck
 
 __all__ = ["ClassTokenRows", "ClipVision", "clip_vision_rows"]

@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
 from ..calibration import CalibrationSettings, Releasable, RowRule, RowRules
 from ..calibration.inputs import Inputs, place_inputs
 from ..data.draws import PrepareInputs, load_tokenizer
-from ..errors import CalibrationDataError
 from ..data.items import Problems, UnusableItem, input_column, reason_of, whole_numbers
+from ..errors import CalibrationDataError
 from ..settings import SampleSettings
 from .base import Architecture, CompleteInputs, ItemCheck
 

@@ -14,8 +14,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..calibration.inputs import Inputs
 from ..errors import CalibrationDataError
-from .items import reason_of
 from ..report import TaskData
+from .items import reason_of
 from .sources import Split, is_stream, open_dataset
 
 __all__ = [

@@ -8,8 +8,8 @@ import datasets
 from fusion_bench.tasks.flan_t5_text_generation.glue_preprocessors import glue_processors
 from fusion_bench.tasks.flan_t5_text_generation.glue_prompt_templates import glue_prompt_templates
 
-from .draws import make_tokenizer
 from ..errors import CalibrationDataError
+from .draws import make_tokenizer
 
 __all__ = ["load_glue_dataset"]
 

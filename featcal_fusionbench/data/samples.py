@@ -13,6 +13,9 @@ from tqdm.auto import tqdm
 
 from ..architectures import Architecture
 from ..calibration.inputs import Inputs
+from ..errors import CalibrationDataError, SettingsError
+from ..report import TaskData
+from ..settings import SampleSettings
 from .draws import (
     TRAINING_SPLITS,
     Batches,
@@ -22,10 +25,7 @@ from .draws import (
     require_datasets,
     shortfalls,
 )
-from ..errors import CalibrationDataError, SettingsError
 from .items import Problems, reason_of
-from ..report import TaskData
-from ..settings import SampleSettings
 from .sources import Split, is_stream, source_of, unformatted
 
 __all__ = ["Samples", "TaskInputs", "draw_samples"]

@@ -1,4 +1,4 @@
-"""What all methods of this package share as FusionBench methods, and the merger alone.
+"""What all methods of this package share as FusionBench methods.
 
 Each wraps an upstream merger, any method of FusionBench or of this package, and leaves a report.
 """
@@ -23,27 +23,25 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from ..calibration import PhaseClock
-from ..process.claims import claim_log_dir, claim_path
 from ..compat import apply_transformers_shim
 from ..errors import MergerError, OutputError, SettingsError
-from .taskpool_check import check_task_pool
-from ..pools.finishing import finish, keep_when_saving_fails, save_whole, silence_extras
-from ..process.interrupts import terminable
-from .merge_only_report import MergeReport, MergeSettings
-from ..process.outputs import in_log_dir, require_room, require_savable
 from ..pools.adapter_entries import ADAPTER_CONFIG
-from ..pools.models import PoolModels, check_weights, open_models
+from ..pools.finishing import finish, keep_when_saving_fails, save_whole, silence_extras
+from ..pools.models import PoolModels, check_weights
 from ..pools.opening import floating_tensors
-from .recorder import ReportT, RunRecorder
-from ..report import MethodSettings, RunReport, report_name
-from ..process.scratch import scratch_directory
+from ..process.claims import claim_log_dir, claim_path
+from ..process.interrupts import terminable
+from ..process.outputs import in_log_dir, require_room, require_savable
 from ..process.streams import forgiving_streams
 from ..process.surroundings import own_surroundings
+from ..report import MethodSettings, RunReport, report_name
+from .merge_only_report import MergeSettings
 from .merged import MergedSource, make_merger
+from .recorder import ReportT, RunRecorder
+from .taskpool_check import check_task_pool
 
 __all__ = [
     "WORKING_DTYPE",
-    "MergeOnlyAlgorithm",
     "PlanningMethod",
     "WrappingMethod",
     "setting_names",
@@ -362,7 +360,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
             recorder.warn(
                 f"pools of type {type(pool).__name__} save a model as one file of pickled tensors, "
                 "without processor or tokenizer: use a pool that saves with save_pretrained, such "
-                "as featcal_fusionbench.pools.seq2seq_modelpool.Seq2SeqLMPool, for a model that reloads."
+                "as featcal_fusionbench.pools.seq2seq_modelpool.Seq2SeqLMPool, for one that reloads."
             )
         recorder.add_output("model", path)
 
@@ -409,36 +407,6 @@ class PlanningMethod(WrappingMethod[SettingsT, ReportT]):
     @property
     def only_plans(self) -> bool:
         return self.plan_only
-
-
-class MergeOnlyAlgorithm(WrappingMethod[MergeSettings, MergeReport]):
-    """Runs an upstream merger as the other methods do, and returns its model as it is.
-
-    Unlike the merger alone it never writes into the pool's models, refuses results that are not
-    one model, works with transformers releases that are newer than FusionBench, and leaves a
-    report with the merger's cost.
-    """
-
-    title = "merge_only"
-    settings_type = MergeSettings
-    report_type = MergeReport
-
-    _config_mapping = WrappingMethod._config_mapping | {
-        name: name for name in setting_names(MergeSettings)
-    }
-
-    def _work(
-        self, pool: BaseModelPool, source: MergedSource, recorder: RunRecorder[MergeReport]
-    ) -> nn.Module:
-        with scratch_directory() as scratch:
-            with recorder.clock.phase("checks"):
-                models = open_models(pool, scratch, show_progress=recorder.enabled)
-                self._check_what_follows(models.base_model)
-            recorder.update(models=models.identities)
-            recorder.warn(*models.warnings)
-            merged = self._load_merged(source, models, recorder)
-            self._finish(merged, models, recorder)
-        return merged
 
 
 def _saves_directories(pool: BaseModelPool) -> bool:

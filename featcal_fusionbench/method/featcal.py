@@ -18,17 +18,17 @@ from ..calibration import (
     calibrate,
 )
 from ..calibration.drift import measure_drift
-from .expert_answers import complete_all
-from .featcal_report import FeatCalReport
-from .base import WORKING_DTYPE, MergeOnlyAlgorithm, PlanningMethod, setting_names
-from .preparation import Prepared, TaskInputs, plan_calibration, prepare
-from .recorder import RunRecorder
+from ..process.scratch import scratch_directory
 from ..report import RichProgress
 from ..report.plan import plan_table
-from ..process.scratch import scratch_directory
+from .base import WORKING_DTYPE, PlanningMethod, setting_names
+from .expert_answers import complete_all
+from .featcal_report import FeatCalReport
 from .merged import MergedSource
+from .preparation import Prepared, TaskInputs, plan_calibration, prepare
+from .recorder import RunRecorder
 
-__all__ = ["FeatCalAlgorithm", "MergeOnlyAlgorithm"]
+__all__ = ["FeatCalAlgorithm"]
 
 
 class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):

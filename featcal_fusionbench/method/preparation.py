@@ -17,9 +17,9 @@ from ..calibration import CalibrationSettings, build_plan
 from ..calibration.estimate import Fit, fit_to_memory, measure_matmul_rate
 from ..calibration.inputs import Inputs
 from ..data.draws import TRAINING_SPLITS, Split, require_datasets
+from ..data.samples import TaskInputs, draw_samples
 from ..pools.models import CheckedWeights, PoolModels, open_models, require_base_and_experts
 from ..report import ModelIdentity, TaskData
-from ..data.samples import TaskInputs, draw_samples
 from ..settings import SampleSettings
 
 __all__ = ["Prepared", "TaskInputs", "plan_calibration", "prepare"]

@@ -21,16 +21,16 @@ from ..baselines import (
 )
 from ..baselines.modules import Correction, make_module
 from ..calibration.inputs import Inputs, place_inputs
-from .expert_answers import each_expert
 from ..corrected import CorrectedModel, wrap
 from ..data.draws import TRAINING_SPLITS
-from .base import WORKING_DTYPE, PlanningMethod, setting_names
 from ..pools.view import view_for_mergers
+from ..process.scratch import scratch_directory
+from .base import WORKING_DTYPE, PlanningMethod, setting_names
+from .expert_answers import each_expert
+from .merged import MergedSource
 from .preparation import Prepared, prepare
 from .recorder import ReportT, RunRecorder
-from ..process.scratch import scratch_directory
 from .surgery_report import ProbSurgeryReport, RepresentationSurgeryReport
-from .merged import MergedSource
 
 __all__ = ["ProbSurgeryAlgorithm", "RepresentationSurgeryAlgorithm", "TEST_INPUTS_LABEL"]
 

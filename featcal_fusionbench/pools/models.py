@@ -17,9 +17,9 @@ from tqdm.auto import tqdm
 from ..calibration import Weights
 from ..calibration.errors import WeightsError
 from ..errors import ModelPoolError
-from .finishing import Extras, restore_extras, silence_extras
 from ..report import ModelIdentity
 from .checkpoints import SafetensorsWeights, some, tied_names
+from .finishing import Extras, restore_extras, silence_extras
 from .opening import BASE, OpenedModel, Opener, assign, floating_tensors
 
 __all__ = ["CheckedWeights", "PoolModels", "check_weights", "open_models"]

@@ -44,12 +44,12 @@ FORMAT_VERSION = 3
 _FORMAT = "featcal-run-report"
 
 _REPORTS = {
-    "merge_only": "featcal_fusionbench.method.merge_only_report:MergeReport",
-    "featcal": "featcal_fusionbench.method.featcal_report:FeatCalReport",
-    "representation_surgery": "featcal_fusionbench.method.surgery_report:RepresentationSurgeryReport",
-    "prob_surgery": "featcal_fusionbench.method.surgery_report:ProbSurgeryReport",
+    "merge_only": "merge_only_report:MergeReport",
+    "featcal": "featcal_report:FeatCalReport",
+    "representation_surgery": "surgery_report:RepresentationSurgeryReport",
+    "prob_surgery": "surgery_report:ProbSurgeryReport",
 }
-"""Where the methods' reports are, by the method; imported when a file of theirs is read."""
+"""Where in ``featcal_fusionbench.method`` the reports are; imported when one is read."""
 
 RunStatus = Literal["complete", "interrupted", "failed", "planned"]
 
@@ -310,7 +310,9 @@ class RunReport:
             )
         content.pop("summary", None)  # derived anew
         try:
-            return from_json(pkgutil.resolve_name(_REPORTS[method]), content)
+            return from_json(
+                pkgutil.resolve_name(f"featcal_fusionbench.method.{_REPORTS[method]}"), content
+            )
         except ReportError as error:
             raise ReportError(
                 f"{path} is damaged: {error} Restore it from a copy, or run again."

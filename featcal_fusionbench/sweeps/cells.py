@@ -8,6 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ..tables.results import BASE, EXPERTS, NO_CALIBRATOR, TRAINED_ON_TEST_INPUTS, Cell, Size
+from .builds import environment_of
 from .command_line import (
     BASE_METHOD,
     evaluate_only,
@@ -16,8 +18,6 @@ from .command_line import (
     shell_command,
     take_expert,
 )
-from ..tables.results import BASE, EXPERTS, NO_CALIBRATOR, TRAINED_ON_TEST_INPUTS, Cell, Size
-from .builds import environment_of
 from .errors import ExperimentError, unknown
 from .experiment import REFERENCE_ROWS, Calibrator, Experiment, Merger
 from .pools import Pools

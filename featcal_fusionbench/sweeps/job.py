@@ -30,12 +30,12 @@ from filelock import FileLock, Timeout
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig
 
-from .command_line import environment_variables, override, shell_command
 from ..report import ModelIdentity, RunReport, collect_versions, describe_machine
 from ..report.errors import ReportError
 from ..report.files import read_json, write_json, write_text
 from ..tables.results import ACCURACY, CELL_FILE, EXPERTS, SPEARMAN_RHO, CellResult, Metric
 from .cells import Run
+from .command_line import environment_variables, override, shell_command
 from .directory import (
     FAILURE_FILE,
     JOB_FILE,

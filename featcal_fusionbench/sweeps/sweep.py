@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .command_line import environment_variables
 from .builds import environment_of, make_builds
 from .cells import Cell, Plan, Selection, plan_cells
+from .command_line import environment_variables
 from .compose import compose_config, compose_method
 from .directory import Identity, Job, State, Status, SweepDirectory
 from .errors import SweepError

@@ -13,7 +13,6 @@ from pico import Pico
 from PIL import Image
 from torch import nn
 
-from featcal_fusionbench.method.featcal import FeatCalAlgorithm
 from featcal_fusionbench.architectures.clip_vision import (
     ClassTokenRows,
     ClipVision,
@@ -22,6 +21,7 @@ from featcal_fusionbench.architectures.clip_vision import (
 from featcal_fusionbench.calibration import CalibrationSettings
 from featcal_fusionbench.data.draws import Batches, draw, shortfalls
 from featcal_fusionbench.errors import CalibrationDataError
+from featcal_fusionbench.method.featcal import FeatCalAlgorithm
 from featcal_fusionbench.report import RunReport, TaskData
 
 

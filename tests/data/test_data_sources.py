@@ -23,15 +23,15 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data import IterableDataset as TorchStream
 from transformers import CLIPImageProcessor, T5Config, T5ForConditionalGeneration
 
-from featcal_fusionbench.method.featcal import FeatCalAlgorithm
 from featcal_fusionbench.architectures import Architecture
 from featcal_fusionbench.architectures.clip_vision import ClipVision
 from featcal_fusionbench.architectures.t5 import T5
 from featcal_fusionbench.calibration import CalibrationSettings
 from featcal_fusionbench.data.draws import Batches, draw_from_stream
-from featcal_fusionbench.errors import CalibrationDataError, CalibrationError, SettingsError
-from featcal_fusionbench.report.codec import dumps, from_json, to_json
 from featcal_fusionbench.data.samples import Samples, draw_samples
+from featcal_fusionbench.errors import CalibrationDataError, CalibrationError, SettingsError
+from featcal_fusionbench.method.featcal import FeatCalAlgorithm
+from featcal_fusionbench.report.codec import dumps, from_json, to_json
 
 COUNT = 8
 

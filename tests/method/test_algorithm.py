@@ -17,9 +17,9 @@ from places import CONFIG
 from torch import Tensor, nn
 from transformers import CLIPVisionModel
 
-from featcal_fusionbench import preparation
-from featcal_fusionbench.method.featcal import FeatCalAlgorithm, MergeOnlyAlgorithm
+from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.calibration import CalibrationSettings
+from featcal_fusionbench.method import preparation
 from featcal_fusionbench.pools.opening import floating_tensors
 from featcal_fusionbench.report import RunReport
 

@@ -14,8 +14,8 @@ from pico import Pico
 from torch import nn
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
-from featcal_fusionbench.method.featcal import FeatCalAlgorithm
 from featcal_fusionbench.calibration import CalibrationError
+from featcal_fusionbench.method.featcal import FeatCalAlgorithm
 
 
 class Untouchable(BaseAlgorithm):

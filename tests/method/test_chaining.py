@@ -13,14 +13,14 @@ from fusion_bench.method import TaskArithmeticAlgorithm
 from pico import Pico
 from torch import Tensor, nn
 
-from featcal_fusionbench.method.featcal import FeatCalAlgorithm, MergeOnlyAlgorithm
+from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.calibration import CalibrationError
 from featcal_fusionbench.corrected import CorrectedClipVision
 from featcal_fusionbench.method.featcal_report import FeatCalReport
 from featcal_fusionbench.method.merge_only_report import MergeReport
+from featcal_fusionbench.method.surgery import RepresentationSurgeryAlgorithm
 from featcal_fusionbench.pools.opening import floating_tensors
 from featcal_fusionbench.report import RunReport
-from featcal_fusionbench.method.surgery import RepresentationSurgeryAlgorithm
 
 NAME = "featcal_report.json"
 

@@ -32,16 +32,17 @@ from pico import Pico
 from rich.console import Console
 from torch import nn
 
-from featcal_fusionbench import claims, merging, outputs, recorder, scratch
-from featcal_fusionbench.method.featcal import FeatCalAlgorithm, MergeOnlyAlgorithm
+from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.calibration import CalibrationError
 from featcal_fusionbench.errors import OutputError
-from featcal_fusionbench.process.interrupts import Terminated, deferred, terminable
+from featcal_fusionbench.method import base, recorder
 from featcal_fusionbench.method.base import WrappingMethod
-from featcal_fusionbench.report import RunReport
-from featcal_fusionbench.process.scratch import scratch_directory
 from featcal_fusionbench.method.surgery import ProbSurgeryAlgorithm, RepresentationSurgeryAlgorithm
+from featcal_fusionbench.process import claims, outputs, scratch
+from featcal_fusionbench.process.interrupts import Terminated, deferred, terminable
+from featcal_fusionbench.process.scratch import scratch_directory
 from featcal_fusionbench.process.surroundings import seeded
+from featcal_fusionbench.report import RunReport
 
 METHODS: dict[str, Callable[..., WrappingMethod[Any, Any]]] = {
     "merge_only": MergeOnlyAlgorithm,
@@ -59,7 +60,7 @@ METHODS: dict[str, Callable[..., WrappingMethod[Any, Any]]] = {
 def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Logs are heard, also where another test's Hydra application has silenced them."""
     caplog.set_level(logging.INFO)
-    for module in (merging, recorder, scratch):
+    for module in (base, recorder, scratch):
         monkeypatch.setattr(module.log, "disabled", False)
 
 

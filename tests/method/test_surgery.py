@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPModel, CLIPProcessor
 
-from featcal_fusionbench.method.featcal import FeatCalAlgorithm, MergeOnlyAlgorithm
+from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.baselines import ProbSurgerySettings, RepresentationSurgerySettings
 from featcal_fusionbench.calibration import CalibrationError
 from featcal_fusionbench.corrected import (
@@ -29,7 +29,6 @@ from featcal_fusionbench.corrected import (
     load_corrected_model,
 )
 from featcal_fusionbench.errors import SettingsError
-from featcal_fusionbench.report import RunReport
 from featcal_fusionbench.method.surgery import (
     TEST_INPUTS_LABEL,
     ProbSurgeryAlgorithm,
@@ -40,6 +39,7 @@ from featcal_fusionbench.method.surgery_report import (
     RepresentationSurgeryReport,
     SurgeryReport,
 )
+from featcal_fusionbench.report import RunReport
 
 TASK_ARITHMETIC = {
     "_target_": "fusion_bench.method.TaskArithmeticAlgorithm",
@@ -261,7 +261,7 @@ def test_a_checkpoint_without_projection_is_refused(pico: Pico, tmp_path: Path) 
 def test_an_interrupted_training_leaves_what_it_had(
     pico: Pico, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from featcal_fusionbench import surgery as module
+    from featcal_fusionbench.method import surgery as module
 
     done = module.train_module
 
@@ -317,7 +317,7 @@ def test_saving_keeps_what_is_there_and_bfloat16(trained: Any, tmp_path: Path) -
 def test_a_failure_while_saving_leaves_nothing(
     trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from featcal_fusionbench import finishing
+    from featcal_fusionbench.pools import finishing
 
     def full(*_: Any) -> None:
         raise OSError("No space left on device")

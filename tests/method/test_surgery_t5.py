@@ -19,9 +19,9 @@ from featcal_fusionbench.baselines import RepresentationSurgerySettings, Surgery
 from featcal_fusionbench.benchmark.text.taskpool import TextGenerationTaskPool
 from featcal_fusionbench.calibration import CalibrationError
 from featcal_fusionbench.corrected import CorrectedT5, load_corrected_model
-from featcal_fusionbench.report import RunReport
 from featcal_fusionbench.method.surgery import RepresentationSurgeryAlgorithm
 from featcal_fusionbench.method.surgery_report import SurgeryReport
+from featcal_fusionbench.report import RunReport
 
 TASK_ARITHMETIC = {
     "_target_": "fusion_bench.method.TaskArithmeticAlgorithm",

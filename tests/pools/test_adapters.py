@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from transformers import CLIPVisionModel, T5ForConditionalGeneration
 
 from featcal_fusionbench.errors import ModelPoolError
-from featcal_fusionbench.pools.seq2seq_modelpool import load_lora_model
 from featcal_fusionbench.pools.adapter_entries import AdapterEntry, adapter_entry, plain_entry
 from featcal_fusionbench.pools.adapters import merge_adapter, merged_copy
+from featcal_fusionbench.pools.seq2seq_modelpool import load_lora_model
 
 CONFIGS: dict[str, Any] = {
     getattr(k, "value", k): config for k, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()

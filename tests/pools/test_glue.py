@@ -17,11 +17,11 @@ from tiny import largest_difference
 from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
-from featcal_fusionbench import algorithm
-from featcal_fusionbench.method.featcal import FeatCalAlgorithm, MergeOnlyAlgorithm
+from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.architectures import t5
-from featcal_fusionbench.errors import CalibrationDataError, ModelPoolError
 from featcal_fusionbench.data.glue import load_glue_dataset
+from featcal_fusionbench.errors import CalibrationDataError, ModelPoolError
+from featcal_fusionbench.method import featcal as featcal_module
 from featcal_fusionbench.pools.checkpoints import open_checkpoint
 from featcal_fusionbench.pools.models import check_weights
 from featcal_fusionbench.pools.opening import floating_tensors
@@ -253,7 +253,9 @@ def test_every_task_is_answered_by_its_own_expert(
 def test_a_plan_generates_nothing(
     pico: PicoT5, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(algorithm, "complete_all", lambda *_, **__: pytest.fail("it generates"))
+    monkeypatch.setattr(
+        featcal_module, "complete_all", lambda *_, **__: pytest.fail("it generates")
+    )
     assert featcal(tmp_path, plan_only=True).run(few(pico)) is None
     assert read(tmp_path).status == "planned"
 

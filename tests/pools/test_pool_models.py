@@ -22,12 +22,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM, CLIPModel, CLIPVisionModelWithProjection
 
-from featcal_fusionbench.method.featcal import FeatCalAlgorithm, MergeOnlyAlgorithm
+from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.calibration import WeightsError
 from featcal_fusionbench.errors import CalibrationError, ModelPoolError
-from featcal_fusionbench.pools.seq2seq_modelpool import Seq2SeqLMPool
 from featcal_fusionbench.pools.models import PoolModels, open_models
 from featcal_fusionbench.pools.opening import floating_tensors
+from featcal_fusionbench.pools.seq2seq_modelpool import Seq2SeqLMPool
 from featcal_fusionbench.pools.view import view_for_mergers
 from featcal_fusionbench.report import RunReport
 

@@ -23,10 +23,10 @@ from test_pool_models import tie
 from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM, CLIPVisionModel
 
-from featcal_fusionbench.method.featcal import FeatCalAlgorithm, MergeOnlyAlgorithm
+from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
 from featcal_fusionbench.errors import OutputError
-from featcal_fusionbench.pools.finishing import save_whole
 from featcal_fusionbench.method.surgery import ProbSurgeryAlgorithm, RepresentationSurgeryAlgorithm
+from featcal_fusionbench.pools.finishing import save_whole
 
 AVERAGE = {"_target_": "fusion_bench.method.SimpleAverageAlgorithm"}
 METHODS: dict[str, tuple[type[Any], dict[str, Any]]] = {

@@ -37,6 +37,7 @@ from featcal_fusionbench.calibration import (
 from featcal_fusionbench.calibration.estimate import Estimate, Fit
 from featcal_fusionbench.method.featcal_report import FeatCalReport
 from featcal_fusionbench.method.merge_only_report import MergeReport, MergeSettings
+from featcal_fusionbench.method.surgery_report import ProbSurgeryReport, RepresentationSurgeryReport
 from featcal_fusionbench.report import (
     ReportError,
     RunReport,
@@ -53,7 +54,6 @@ from featcal_fusionbench.report.text import (
     format_duration,
     relative_name,
 )
-from featcal_fusionbench.method.surgery_report import ProbSurgeryReport, RepresentationSurgeryReport
 
 # --- files of reports ------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from featcal_fusionbench.sweeps.command_line import override
 from featcal_fusionbench.sweeps.cells import Cell, Plan, Selection, cells_of, plan_cells
+from featcal_fusionbench.sweeps.command_line import override
 from featcal_fusionbench.sweeps.compose import compose_config, compose_method, plain
 from featcal_fusionbench.sweeps.directory import Job, State, Status, SweepDirectory
 from featcal_fusionbench.sweeps.errors import ExperimentError

@@ -1,0 +1,1 @@
+"""What users' data may look like, and which inputs are drawn from it."""
