@@ -360,7 +360,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
             recorder.warn(
                 f"pools of type {type(pool).__name__} save a model as one file of pickled tensors, "
                 "without processor or tokenizer: use a pool that saves with save_pretrained, such "
-                "as featcal_fusionbench.pools.seq2seq_modelpool.Seq2SeqLMPool, for one that reloads."
+                "as featcal_fusionbench.pools.seq2seq_modelpool.Seq2SeqLMPool, if it shall reload."
             )
         recorder.add_output("model", path)
 
