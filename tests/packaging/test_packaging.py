@@ -111,6 +111,7 @@ def test_sdist_can_rebuild_and_test_itself(built: Built) -> None:
     tracked |= {"scripts/test.sh", "scripts/constraints-oldest.txt", "config/method/featcal.yaml"}
     for folder in ("scripts", "tests"):
         tracked |= {file.relative_to(ROOT).as_posix() for file in (ROOT / folder).rglob("*.py")}
+    tracked |= {f"docs/{page.name}" for page in (ROOT / "docs").iterdir()}
     assert tracked <= names
 
 
