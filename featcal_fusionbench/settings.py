@@ -1,4 +1,4 @@
-"""What all methods' settings share: the inputs that are drawn, and how values are checked."""
+"""What all settings share: how values are checked, seeds, and the inputs that are drawn."""
 
 from __future__ import annotations
 
@@ -9,69 +9,18 @@ from typing import Any, Literal, get_args
 
 from .errors import SettingsError
 
-__all__ = ["DecoderInputs", "ForwardDtype", "SampleSettings"]
+__all__ = ["ForwardDtype", "MethodSettings", "SampleSettings", "Settings"]
 
 ForwardDtype = Literal["float32", "float64", "bfloat16"]
-DecoderInputs = Literal["expert", "labels"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleSettings:
-    """Which inputs a method draws and how models read them; validated when it is made.
-
-    Methods that are compared with each other draw the same inputs by the same settings.
-
-    Attributes:
-        n_samples: Calibration or training inputs per task, n ≥ 1.
-        n_heldout: Further inputs per task to measure on, never calibrated or trained on; 0 measures
-            nothing.
-        batch_size: Inputs per forward of the models. Does not change what is computed.
-        seed: Seed of the samplers, one per task, and of a merger that draws where the program has
-            no seed.
-        forward_dtype: Precision of the models' forwards; ``bfloat16`` is faster and less exact.
-        decoder_inputs: What the decoder of an encoder-decoder reads: ``expert``, the answer that
-            the task's expert gives greedily (no labels needed), or ``labels``, the data set's.
-        decoder_tokens: Tokens that an expert generates at most, ≥ 1.
-        input_column: The column of the data sets that holds the images or texts: one name for all
-            tasks, or names by task. None, and tasks that are not named: found among the known ones.
+class Settings:
+    """Values by name that are checked when they are made; subclasses name them.
 
     Raises:
         SettingsError: A value is outside its range; the message names the setting and the remedy.
     """
-
-    n_samples: int = 256
-    n_heldout: int = 16
-    batch_size: int = 32
-    seed: int = 0
-    forward_dtype: ForwardDtype = "float32"
-    decoder_inputs: DecoderInputs = "expert"
-    decoder_tokens: int = 10
-    # not part of the hash, which a dict has none of
-    input_column: str | dict[str, str] | None = field(default=None, hash=False)
-
-    def __post_init__(self) -> None:
-        self._require_choice("forward_dtype", get_args(ForwardDtype))
-        self._require_choice("decoder_inputs", get_args(DecoderInputs))
-        self._require_count("n_samples", 1)
-        self._require_count("n_heldout", 0)
-        self._require_count("batch_size", 1)
-        self._require_count("seed", 0)
-        self._require_count("decoder_tokens", 1)
-        columns = self.input_column
-        if isinstance(columns, Mapping):  # also one of OmegaConf's, which is not JSON-ready
-            columns = dict(columns)
-            object.__setattr__(self, "input_column", columns)
-        names = [*columns, *columns.values()] if isinstance(columns, dict) else [columns]
-        if columns is not None and not all(isinstance(name, str) and name for name in names):
-            raise SettingsError(
-                f"input_column={columns!r} must be the name of a column, or names of columns by "
-                "task, e.g. {mnist: img}."
-            )
-
-    def column_of(self, task: str) -> str | None:
-        """The column that holds a task's inputs; None: it is to be found."""
-        columns = self.input_column
-        return columns.get(task) if isinstance(columns, dict) else columns
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON-ready values, in order of declaration."""
@@ -100,3 +49,64 @@ class SampleSettings:
                 bounds = "that is finite"
             raise SettingsError(f"{name}={value!r} must be a number {bounds}.")
         object.__setattr__(self, name, float(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings(Settings):
+    """What every method has.
+
+    Attributes:
+        seed: Seed of what the method draws, and of a merger that draws where the program has no
+            seed; ≥ 0.
+    """
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._require_count("seed", 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSettings(MethodSettings):
+    """Which inputs a method draws and how models read them.
+
+    Methods that are compared with each other draw the same inputs by the same settings.
+
+    Attributes:
+        n_samples: Calibration or training inputs per task, n ≥ 1.
+        n_heldout: Further inputs per task to measure on, never calibrated or trained on; 0 measures
+            nothing.
+        batch_size: Inputs per forward of the models. Does not change what is computed.
+        forward_dtype: Precision of the models' forwards; ``bfloat16`` is faster and less exact.
+        input_column: The column of the data sets that holds the images or texts: one name for all
+            tasks, or names by task. None, and tasks that are not named: found among the known ones.
+    """
+
+    n_samples: int = 256
+    n_heldout: int = 16
+    batch_size: int = 32
+    forward_dtype: ForwardDtype = "float32"
+    # not part of the hash, which a dict has none of
+    input_column: str | dict[str, str] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_choice("forward_dtype", get_args(ForwardDtype))
+        self._require_count("n_samples", 1)
+        self._require_count("n_heldout", 0)
+        self._require_count("batch_size", 1)
+        columns = self.input_column
+        if isinstance(columns, Mapping):  # also one of OmegaConf's, which is not JSON-ready
+            columns = dict(columns)
+            object.__setattr__(self, "input_column", columns)
+        names = [*columns, *columns.values()] if isinstance(columns, dict) else [columns]
+        if columns is not None and not all(isinstance(name, str) and name for name in names):
+            raise SettingsError(
+                f"input_column={columns!r} must be the name of a column, or names of columns by "
+                "task, e.g. {mnist: img}."
+            )
+
+    def column_of(self, task: str) -> str | None:
+        """The column that holds a task's inputs; None: it is to be found."""
+        columns = self.input_column
+        return columns.get(task) if isinstance(columns, dict) else columns

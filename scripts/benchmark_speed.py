@@ -294,7 +294,7 @@ def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         statistics_dtype=options.statistics_dtype,
     )
     example = shape.draw(1, torch.Generator().manual_seed(0))
-    rules = shape.architecture.row_rules(settings)
+    rules = shape.architecture.row_rules()
     releasable = shape.architecture.releasable(merged)
     peak_one = matmul_rate(torch.float32, device, threads=1)
     fit = fit_to_memory(

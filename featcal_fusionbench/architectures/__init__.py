@@ -5,6 +5,9 @@ One module per architecture; to add one, write it and list it in ``KNOWN``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import nn
 
 from ..errors import ModelPoolError
@@ -20,20 +23,24 @@ __all__ = [
     "architecture_of",
 ]
 
-KNOWN: tuple[Architecture, ...] = (ClipVision(), T5())
+KNOWN: tuple[type[Architecture[Any]], ...] = (ClipVision, T5)
 """The architectures, in the order in which they are asked."""
 
 
-def architecture_of(model: nn.Module) -> Architecture:
+def architecture_of(model: nn.Module, among: Sequence[Architecture[Any]]) -> Architecture[Any]:
     """The architecture of a model.
 
+    Args:
+        model: The model.
+        among: One of each of ``KNOWN``, with its settings.
+
     Raises:
-        ModelPoolError: None of the known ones.
+        ModelPoolError: None of them.
     """
-    for architecture in KNOWN:
+    for architecture in among:
         if architecture.recognises(model):
             return architecture
     raise ModelPoolError(
         f"models of type {type(model).__name__} are not supported yet (supported: "
-        f"{', '.join(a.name for a in KNOWN)}). The README says how to add an architecture."
+        f"{', '.join(a.name for a in among)}). CONTRIBUTING.md says how to add an architecture."
     )

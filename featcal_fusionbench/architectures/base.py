@@ -5,17 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from fusion_bench import BaseModelPool
 from torch import Tensor, nn
 
-from ..calibration import CalibrationSettings, Releasable, RowRule, RowRules
+from ..calibration import Releasable, RowRule, RowRules
 from ..calibration.drift import final_features
 from ..calibration.inputs import Inputs
 from ..calibration.releasable import NOTHING_RELEASABLE
 from ..data.draws import PrepareInputs
-from ..settings import SampleSettings
+from ..settings import Settings
 
 __all__ = ["Architecture", "CompleteInputs", "ItemCheck"]
 
@@ -36,18 +36,30 @@ class ItemCheck:
     lengths: Mapping[int, int] = field(default_factory=dict)
 
 
-class Architecture(ABC):
-    """The part of a calibration that depends on the architecture."""
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+class Architecture(ABC, Generic[SettingsT]):
+    """The part of a calibration that depends on the architecture.
+
+    Args:
+        settings: Its settings; by default their defaults.
+    """
 
     name: ClassVar[str]
     """What it is called in messages."""
+    settings_type: ClassVar[type[Settings]] = Settings
+    """Settings that it alone has; methods take them by their names."""
+
+    def __init__(self, settings: SettingsT | None = None) -> None:
+        self.settings = cast(SettingsT, self.settings_type() if settings is None else settings)
 
     @abstractmethod
     def recognises(self, model: nn.Module) -> bool:
         """Whether the model is of this architecture."""
 
     @abstractmethod
-    def row_rules(self, settings: CalibrationSettings) -> RowRules:
+    def row_rules(self) -> RowRules:
         """Row weights by module."""
 
     @abstractmethod
@@ -56,18 +68,13 @@ class Architecture(ABC):
 
     @abstractmethod
     def prepare_inputs(
-        self,
-        processor: Any,
-        model: nn.Module,
-        settings: SampleSettings,
-        column: str | None = None,
+        self, processor: Any, model: nn.Module, column: str | None = None
     ) -> PrepareInputs:
         """How items of a calibration data set become inputs of a forward, on the host.
 
         Args:
             processor: What :meth:`load_processor` gave.
             model: The base.
-            settings: The settings.
             column: The column that holds the inputs; None: it is found among the known ones.
         """
 
@@ -81,7 +88,7 @@ class Architecture(ABC):
         items: Iterable[tuple[int, Any]],
         processor: Any,
         model: nn.Module,
-        settings: SampleSettings,
+        column: str | None = None,
     ) -> ItemCheck:
         """Look through all items drawn for a task; none is left out, whatever is found.
 
@@ -90,7 +97,7 @@ class Architecture(ABC):
             items: Index and content of each item; read when iterated over.
             processor: What :meth:`load_processor` gave.
             model: The base.
-            settings: The settings.
+            column: The column that holds the inputs; None: it is found among the known ones.
 
         Raises:
             CalibrationDataError: Items cannot be used; they are named.
@@ -99,7 +106,7 @@ class Architecture(ABC):
             pass
         return ItemCheck()
 
-    def complete_inputs(self, settings: SampleSettings) -> CompleteInputs | None:
+    def complete_inputs(self) -> CompleteInputs | None:
         """How a task's expert completes the prepared inputs; None where they are complete."""
         return None
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import BaseImageProcessor, CLIPVisionModel, ProcessorMixin
 
-from ..calibration import CalibrationSettings, Releasable, RowRule, RowRules
+from ..calibration import Releasable, RowRule, RowRules
 from ..calibration.inputs import Inputs
 from ..data.draws import PrepareInputs
 from ..data.images import (
@@ -31,10 +31,25 @@ from ..data.images import (
 from ..data.items import Problems, UnusableItem, reason_of
 from ..data.sources import is_fusion_benchs
 from ..errors import CalibrationDataError
-from ..settings import SampleSettings
+from ..settings import Settings
 from .base import Architecture, ItemCheck
 
-__all__ = ["ClassTokenRows", "ClipVision", "clip_vision_rows"]
+__all__ = ["ClassTokenRows", "ClipVision", "ClipVisionSettings", "clip_vision_rows"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipVisionSettings(Settings):
+    """Settings that CLIP vision towers alone have.
+
+    Attributes:
+        nonclass_row_weight: Weight in [0, 1] of rows other than the class token's in the last
+            block (not in ``k_proj`` and ``v_proj``, which all tokens read).
+    """
+
+    nonclass_row_weight: float = 0.01
+
+    def __post_init__(self) -> None:
+        self._require_number("nonclass_row_weight", low=0.0, high=1.0)
 
 
 @dataclass(frozen=True)
@@ -77,18 +92,19 @@ def _rule(
     return ClassTokenRows(nonclass_row_weight)
 
 
-class ClipVision(Architecture):
+class ClipVision(Architecture[ClipVisionSettings]):
     """``transformers.CLIPVisionModel``, in either layout (with or without ``vision_model``)."""
 
     name = "CLIP vision tower"
+    settings_type = ClipVisionSettings
 
     def recognises(self, model: nn.Module) -> bool:
         """Whether the model is a CLIP vision tower."""
         return isinstance(model, CLIPVisionModel)
 
-    def row_rules(self, settings: CalibrationSettings) -> RowRules:
+    def row_rules(self) -> RowRules:
         """Row weights of the last block."""
-        return clip_vision_rows(settings.nonclass_row_weight)
+        return clip_vision_rows(self.settings.nonclass_row_weight)
 
     def releasable(self, model: nn.Module) -> Releasable:
         """The pixels, once they are embedded, and the embeddings, once the first block has run."""
@@ -126,11 +142,7 @@ class ClipVision(Architecture):
         return _is_processor(processor)
 
     def prepare_inputs(
-        self,
-        processor: Any,
-        model: nn.Module,
-        settings: SampleSettings,
-        column: str | None = None,
+        self, processor: Any, model: nn.Module, column: str | None = None
     ) -> PrepareInputs:
         """Images to ``pixel_values`` of shape (batch, 3, height, width), as evaluation does it.
 
@@ -146,10 +158,10 @@ class ClipVision(Architecture):
         items: Iterable[tuple[int, Any]],
         processor: Any,
         model: nn.Module,
-        settings: SampleSettings,
+        column: str | None = None,
     ) -> ItemCheck:
         """Decode every image once; find what is no image, or of a form that is ambiguous."""
-        size, column, problems = _image_size(model), settings.column_of(task), Problems()
+        size, problems = _image_size(model), Problems()
         checked, transparent = 0, 0
         for index, item in items:
             checked += 1

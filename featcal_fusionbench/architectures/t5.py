@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from fusion_bench import BaseModelPool
@@ -19,15 +19,17 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, T5ForConditionalGeneration
 
-from ..calibration import CalibrationSettings, Releasable, RowRule, RowRules
+from ..calibration import Releasable, RowRule, RowRules
 from ..calibration.inputs import Inputs, place_inputs
 from ..data.draws import PrepareInputs, load_tokenizer
 from ..data.items import Problems, UnusableItem, input_column, reason_of, whole_numbers
 from ..errors import CalibrationDataError
-from ..settings import SampleSettings
+from ..settings import Settings
 from .base import Architecture, CompleteInputs, ItemCheck
 
-__all__ = ["T5", "TokenRows", "answer_greedily", "t5_rows"]
+__all__ = ["T5", "DecoderInputs", "T5Settings", "TokenRows", "answer_greedily", "t5_rows"]
+
+DecoderInputs = Literal["expert", "labels"]
 
 # Rows of the embedding that no token has, at most: published models round their number up.
 _MOST_UNUSED_ROWS = 1024
@@ -38,6 +40,24 @@ _PREFERRED, _TEXTS = ("input_ids", "input_text", "text"), ("sentence", "inputs",
 _FURTHER = ("sentence1", "sentence2", "premise", "hypothesis", "context", "passage")
 _TARGET = "target_text"
 _IGNORED = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Settings(Settings):
+    """Settings that T5 alone has.
+
+    Attributes:
+        decoder_inputs: What the decoder reads: ``expert``, the answer that the task's expert gives
+            greedily (no labels needed), or ``labels``, the data set's.
+        decoder_tokens: Tokens that an expert generates at most, ≥ 1.
+    """
+
+    decoder_inputs: DecoderInputs = "expert"
+    decoder_tokens: int = 10
+
+    def __post_init__(self) -> None:
+        self._require_choice("decoder_inputs", get_args(DecoderInputs))
+        self._require_count("decoder_tokens", 1)
 
 
 @dataclass(frozen=True)
@@ -69,16 +89,17 @@ def t5_rows(module: str, block: int | None, blocks: int) -> RowRule:
     return _DECODER if in_decoder and not reads_encoder else _ENCODER
 
 
-class T5(Architecture):
+class T5(Architecture[T5Settings]):
     """``transformers.T5ForConditionalGeneration`` in all its sizes and both versions."""
 
     name = "T5"
+    settings_type = T5Settings
 
     def recognises(self, model: nn.Module) -> bool:
         """Whether the model is a T5 with a language modelling head."""
         return isinstance(model, T5ForConditionalGeneration)
 
-    def row_rules(self, settings: CalibrationSettings) -> RowRules:
+    def row_rules(self) -> RowRules:
         """Padding counts nowhere."""
         return t5_rows
 
@@ -99,11 +120,7 @@ class T5(Architecture):
         return load_tokenizer(pool)
 
     def prepare_inputs(
-        self,
-        processor: Any,
-        model: nn.Module,
-        settings: SampleSettings,
-        column: str | None = None,
+        self, processor: Any, model: nn.Module, column: str | None = None
     ) -> PrepareInputs:
         """Rows of token ids, or texts, to padded batches.
 
@@ -115,7 +132,7 @@ class T5(Architecture):
         """
         _require_the_models_tokenizer(processor, model)
         start, _ = _special_tokens(model)
-        return partial(_prepare, processor, start, settings, column)
+        return partial(_prepare, processor, start, self.settings, column)
 
     def check_items(
         self,
@@ -123,7 +140,7 @@ class T5(Architecture):
         items: Iterable[tuple[int, Any]],
         processor: Any,
         model: nn.Module,
-        settings: SampleSettings,
+        column: str | None = None,
     ) -> ItemCheck:
         """Find rows that cannot be read, texts that are empty, too long or of another vocabulary.
 
@@ -133,11 +150,11 @@ class T5(Architecture):
         answers: set[tuple[int, ...]] = set()
         lengths: dict[int, int] = {}
         size = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
-        needs_answer = settings.decoder_inputs == "labels"
+        needs_answer = self.settings.decoder_inputs == "labels"
         longest = processor.model_max_length
         for index, item in items:
             try:
-                ids, mask, whole = _tokens(item, processor, settings.column_of(task))
+                ids, mask, whole = _tokens(item, processor, column)
                 answer = _answer(item, processor, needed=needs_answer)
             except Exception as error:  # also the tokenizer's
                 problems.add(reason_of(error), index)
@@ -177,11 +194,11 @@ class T5(Architecture):
             )
         return ItemCheck(tuple(warnings), lengths)
 
-    def complete_inputs(self, settings: SampleSettings) -> CompleteInputs | None:
+    def complete_inputs(self) -> CompleteInputs | None:
         """The expert's greedy answers, where they are what the decoder shall read."""
-        if settings.decoder_inputs == "labels":
+        if self.settings.decoder_inputs == "labels":
             return None
-        return partial(answer_greedily, tokens=settings.decoder_tokens)
+        return partial(answer_greedily, tokens=self.settings.decoder_tokens)
 
 
 def answer_greedily(expert: nn.Module, inputs: Inputs, *, tokens: int) -> Inputs:
@@ -225,7 +242,7 @@ def answer_greedily(expert: nn.Module, inputs: Inputs, *, tokens: int) -> Inputs
 def _prepare(
     tokenizer: Any,
     start: int,
-    settings: SampleSettings,
+    settings: T5Settings,
     column: str | None,
     items: Sequence[Any],
 ) -> Inputs:

@@ -48,8 +48,6 @@ class CalibrationSettings(SampleSettings):
             inside a block.
         exclude: Regular expressions searched in module names; what matches keeps merged values.
         statistics_dtype: Precision of sums and solves.
-        nonclass_row_weight: Weight in [0, 1] of rows other than the class token's in the last
-            block of a CLIP vision tower (not in ``k_proj`` and ``v_proj``, which all tokens read).
         hold_activations: Whether forwards that wait inside a block hold what is alive there.
             ``never``: they wait at the entries of blocks and run a block again for each of its
             modules, which takes less memory, more time and gives the same result. ``auto``: as
@@ -71,7 +69,6 @@ class CalibrationSettings(SampleSettings):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     statistics_dtype: StatisticsDtype = "float32"
-    nonclass_row_weight: float = 0.01
     hold_activations: HoldActivations = "auto"
     on_failure: FailurePolicy = "raise"
 
@@ -84,7 +81,6 @@ class CalibrationSettings(SampleSettings):
         self._require_number("ridge_lambda", low=0.0)
         self._require_number("anchor_rho")
         self._require_number("target_alpha", low=0.0, high=1.0)
-        self._require_number("nonclass_row_weight", low=0.0, high=1.0)
         self._require_number("epsilon", low=0.0)
         if self.epsilon == 0:
             raise SettingsError(

@@ -11,7 +11,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -22,6 +22,7 @@ from fusion_bench.mixins import LightningFabricMixin
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from ..architectures import KNOWN
 from ..calibration import PhaseClock
 from ..compat import apply_transformers_shim
 from ..errors import MergerError, OutputError, SettingsError
@@ -34,8 +35,8 @@ from ..process.interrupts import terminable
 from ..process.outputs import in_log_dir, require_room, require_savable
 from ..process.streams import forgiving_streams
 from ..process.surroundings import own_surroundings
-from ..report import MethodSettings, RunReport, report_name
-from .merge_only_report import MergeSettings
+from ..report import RunReport, report_name
+from ..settings import MethodSettings, Settings
 from .merged import MergedSource, make_merger
 from .recorder import ReportT, RunRecorder
 from .taskpool_check import check_task_pool
@@ -44,7 +45,6 @@ __all__ = [
     "WORKING_DTYPE",
     "PlanningMethod",
     "WrappingMethod",
-    "setting_names",
 ]
 
 log = logging.getLogger(__name__)
@@ -56,28 +56,35 @@ WORKING_DTYPE = {"float32": torch.float32, "float64": torch.float64, "bfloat16":
 """What weights are held in during forwards, by the setting ``forward_dtype``."""
 
 SettingsT = TypeVar("SettingsT", bound=MethodSettings)
-
-
-def setting_names(settings_type: type[MethodSettings]) -> tuple[str, ...]:
-    """The names of a method's settings, in order."""
-    return tuple(field.name for field in fields(cast(Any, settings_type)))
+AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, ReportT]):
     """A FusionBench method that takes an upstream merger's model and goes on with it.
 
-    Args:
+    A subclass names its parameters, those below and the fields of its settings, in a constructor
+    under FusionBench's ``auto_register_config``, which makes them attributes.
+
+    Attributes:
         merger: Configuration of any FusionBench method, nested by Hydra
             (``method@method.merger=wudi/wudi``), or a method already made. A method of this package
             writes its report into ``merger/`` below this one's directory.
         merged_model: Path or hub id of a merged checkpoint to take instead. A pool that holds
             ``_merged_`` has that one taken.
         output_dir: Where the report goes; by default the run's log directory.
-        **kwargs: The fields of the method's settings.
+        settings: The method's settings.
+        architectures: The known architectures, with the settings that the method has for them.
+
+    Args:
+        **unknown: What the subclass did not name.
 
     Raises:
         SettingsError: A setting is unknown or outside its range.
     """
+
+    merger: Any
+    merged_model: str | None
+    output_dir: str | None
 
     title: ClassVar[str]
     """What the method is called in messages."""
@@ -86,37 +93,22 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
     returns_plain_model: ClassVar[bool] = True
     """Whether the result has the base's architecture, so that other methods can take it."""
 
-    _config_mapping = BaseAlgorithm._config_mapping | {
-        "merger": "merger",
-        "merged_model": "merged_model",
-        "output_dir": "output_dir",
-    }
-
-    def __init__(
-        self,
-        merger: Any = None,
-        merged_model: str | None = None,
-        output_dir: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.merger = merger
-        self.merged_model = merged_model
-        self.output_dir = output_dir
-        self._outer: WrappingMethod[Any, Any] | None = None
-        known = {}
-        for field in fields(cast(Any, self.settings_type)):
-            if field.name in kwargs:
-                known[field.name] = kwargs.pop(field.name)
-            elif field.default is not MISSING:
-                known[field.name] = field.default
-        for name in kwargs:
+    def __init__(self, **unknown: Any) -> None:
+        known = [name for name in self._config_mapping.values() if not name.startswith("_")]
+        for name in unknown:
             if not name.startswith("_"):
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}."
                 raise SettingsError(f"method.{name} is not a setting of {self.title}: {hint}")
-        self.settings = cast(SettingsT, self.settings_type(**known))
-        vars(self).update(self.settings.as_dict())  # for `config`, as FusionBench's methods have it
-        super().__init__(**kwargs)
+        self._outer: WrappingMethod[Any, Any] | None = None
+        self.settings = self._of(cast("type[SettingsT]", self.settings_type))
+        self.architectures = tuple(kind(self._of(kind.settings_type)) for kind in KNOWN)
+        super().__init__(**unknown)
+
+    def _of(self, settings_type: type[AnySettings]) -> AnySettings:
+        """Settings made of this method's attributes; what it does not name has its default."""
+        names = {field.name for field in fields(settings_type)} & set(self._config_mapping)
+        return settings_type(**{name: getattr(self, name) for name in names})
 
     def run(self, modelpool: BaseModelPool | Mapping[str, nn.Module]) -> Any:
         """Take the merged model and go on with it.
@@ -188,7 +180,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
     def _seeds_without_effect(self, merger: Any) -> list[str]:
         program, own = getattr(self._program, "seed", None), self.settings.seed
         if merger is None or isinstance(merger, WrappingMethod):
-            if own and self.settings_type is MergeSettings:
+            if own and self.settings_type is MethodSettings:
                 return [f"{self._setting('seed')}={own} has no effect: nothing is drawn by it."]
             return []
         if program is not None and own not in (0, program):
@@ -386,23 +378,11 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
 class PlanningMethod(WrappingMethod[SettingsT, ReportT]):
     """A wrapping method that can stop after everything was checked.
 
-    Args:
+    Attributes:
         plan_only: Check everything, print what would be done, and return None.
-        merger: See :class:`WrappingMethod`, as the rest.
     """
 
-    _config_mapping = WrappingMethod._config_mapping | {"plan_only": "plan_only"}
-
-    def __init__(
-        self,
-        merger: Any = None,
-        merged_model: str | None = None,
-        plan_only: bool = False,
-        output_dir: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.plan_only = plan_only
-        super().__init__(merger, merged_model, output_dir, **kwargs)
+    plan_only: bool
 
     @property
     def only_plans(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusion_bench import BaseModelPool
+from fusion_bench import BaseModelPool, auto_register_config
 from torch import nn
 
+from ..architectures.clip_vision import ClipVisionSettings
+from ..architectures.t5 import DecoderInputs, T5Settings
 from ..calibration import (
     CalibrationResult,
     CalibrationSettings,
@@ -18,10 +20,12 @@ from ..calibration import (
     calibrate,
 )
 from ..calibration.drift import measure_drift
+from ..calibration.settings import FailurePolicy, Granularity, HoldActivations, StatisticsDtype
 from ..process.scratch import scratch_directory
 from ..report import RichProgress
 from ..report.plan import plan_table
-from .base import WORKING_DTYPE, PlanningMethod, setting_names
+from ..settings import ForwardDtype
+from .base import WORKING_DTYPE, PlanningMethod
 from .expert_answers import complete_all
 from .featcal_report import FeatCalReport
 from .merged import MergedSource
@@ -31,6 +35,7 @@ from .recorder import RunRecorder
 __all__ = ["FeatCalAlgorithm"]
 
 
+@auto_register_config
 class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
     """Merges with an upstream merger and calibrates the result (FeatCal, arXiv 2605.13030).
 
@@ -40,7 +45,9 @@ class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
             ``_merged_`` has that one calibrated.
         plan_only: Print what would be done and what it would take, and return None.
         output_dir: Where report and figure go; by default the run's log directory.
-        **kwargs: The fields of :class:`CalibrationSettings`.
+
+    All others are fields of :class:`CalibrationSettings`, :class:`ClipVisionSettings` or
+    :class:`T5Settings`.
 
     Raises:
         SettingsError: A setting is unknown or outside its range.
@@ -50,9 +57,37 @@ class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
     settings_type = CalibrationSettings
     report_type = FeatCalReport
 
-    _config_mapping = PlanningMethod._config_mapping | {
-        name: name for name in setting_names(CalibrationSettings)
-    }
+    def __init__(
+        self,
+        merger: Any = None,
+        merged_model: str | None = None,
+        plan_only: bool = False,
+        output_dir: str | None = None,
+        *,
+        granularity: Granularity = CalibrationSettings.granularity,
+        ridge_lambda: float = CalibrationSettings.ridge_lambda,
+        anchor_rho: float = CalibrationSettings.anchor_rho,
+        target_alpha: float = CalibrationSettings.target_alpha,
+        epsilon: float = CalibrationSettings.epsilon,
+        calibrate_bias: bool = CalibrationSettings.calibrate_bias,
+        calibrate_norm: bool = CalibrationSettings.calibrate_norm,
+        include: Sequence[str] | str | None = CalibrationSettings.include,
+        exclude: Sequence[str] | str | None = CalibrationSettings.exclude,
+        n_samples: int = CalibrationSettings.n_samples,
+        n_heldout: int = CalibrationSettings.n_heldout,
+        batch_size: int = CalibrationSettings.batch_size,
+        seed: int = CalibrationSettings.seed,
+        input_column: str | Mapping[str, str] | None = CalibrationSettings.input_column,
+        statistics_dtype: StatisticsDtype = CalibrationSettings.statistics_dtype,
+        forward_dtype: ForwardDtype = CalibrationSettings.forward_dtype,
+        hold_activations: HoldActivations = CalibrationSettings.hold_activations,
+        on_failure: FailurePolicy = CalibrationSettings.on_failure,
+        nonclass_row_weight: float = ClipVisionSettings.nonclass_row_weight,
+        decoder_inputs: DecoderInputs = T5Settings.decoder_inputs,
+        decoder_tokens: int = T5Settings.decoder_tokens,
+        **unknown: Any,
+    ) -> None:
+        super().__init__(**unknown)
 
     def _work(
         self, pool: BaseModelPool, source: MergedSource, recorder: RunRecorder[FeatCalReport]
@@ -62,12 +97,18 @@ class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
                 prepared = prepare(
                     pool,
                     self.settings,
+                    self.architectures,
                     scratch,
                     show_progress=self.fabric.is_global_zero,
                 )
                 self._check_what_follows(prepared.base_model)
                 fit = plan_calibration(prepared, self.settings, self.fabric.device)
-            recorder.update(data=prepared.data, models=prepared.identities, holding=fit.holding)
+            recorder.update(
+                data=prepared.data,
+                models=prepared.identities,
+                architecture_settings=prepared.architecture.settings.as_dict(),
+                holding=fit.holding,
+            )
             recorder.warn(*prepared.warnings, *([fit.warning] if fit.warning else []))
             recorder.print(plan_table(fit))
             if self.plan_only:
@@ -124,7 +165,7 @@ class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
         experts: Mapping[str, Weights],
         recorder: RunRecorder[FeatCalReport],
     ) -> Mapping[str, TaskInputs]:
-        complete = prepared.architecture.complete_inputs(self.settings)
+        complete = prepared.architecture.complete_inputs()
         if complete is None:
             return prepared.inputs
         with recorder.clock.phase("experts' answers"):

@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
-from fusion_bench import BaseModelPool
+from typing import Any
+
+from fusion_bench import BaseModelPool, auto_register_config
 from torch import nn
 
 from ..pools.models import open_models
 from ..process.scratch import scratch_directory
-from .base import WrappingMethod, setting_names
-from .merge_only_report import MergeReport, MergeSettings
+from ..settings import MethodSettings
+from .base import WrappingMethod
+from .merge_only_report import MergeReport
 from .merged import MergedSource
 from .recorder import RunRecorder
 
 __all__ = ["MergeOnlyAlgorithm"]
 
 
-class MergeOnlyAlgorithm(WrappingMethod[MergeSettings, MergeReport]):
+@auto_register_config
+class MergeOnlyAlgorithm(WrappingMethod[MethodSettings, MergeReport]):
     """Runs an upstream merger as the other methods do, and returns its model as it is.
 
     Unlike the merger alone it never writes into the pool's models, refuses results that are not
     one model, works with transformers releases that are newer than FusionBench, and leaves a
     report with the merger's cost.
+
+    Args:
+        merger: Configuration of any FusionBench method, nested by Hydra, or a method already made.
+        merged_model: Path or hub id of a merged checkpoint to take instead.
+        output_dir: Where the report goes; by default the run's log directory.
+        seed: Of a merger that draws, where the program has no seed.
+
+    Raises:
+        SettingsError: A setting is unknown or outside its range.
     """
 
     title = "merge_only"
-    settings_type = MergeSettings
+    settings_type = MethodSettings
     report_type = MergeReport
 
-    _config_mapping = WrappingMethod._config_mapping | {
-        name: name for name in setting_names(MergeSettings)
-    }
+    def __init__(
+        self,
+        merger: Any = None,
+        merged_model: str | None = None,
+        output_dir: str | None = None,
+        seed: int = MethodSettings.seed,
+        **unknown: Any,
+    ) -> None:
+        super().__init__(**unknown)
 
     def _work(
         self, pool: BaseModelPool, source: MergedSource, recorder: RunRecorder[MergeReport]

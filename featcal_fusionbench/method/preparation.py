@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from ..calibration import CalibrationSettings, build_plan
 from ..calibration.estimate import Fit, fit_to_memory, measure_matmul_rate
 from ..calibration.inputs import Inputs
 from ..data.draws import TRAINING_SPLITS, Split, require_datasets
-from ..data.samples import TaskInputs, draw_samples
 from ..pools.models import CheckedWeights, PoolModels, open_models, require_base_and_experts
 from ..report import ModelIdentity, TaskData
 from ..settings import SampleSettings
+from .samples import TaskInputs, draw_samples
 
 __all__ = ["Prepared", "TaskInputs", "plan_calibration", "prepare"]
 
@@ -39,7 +40,7 @@ class Prepared:
     """
 
     models: PoolModels
-    architecture: Architecture
+    architecture: Architecture[Any]
     processor: Any
     inputs: Mapping[str, TaskInputs]
     example: Inputs
@@ -74,6 +75,7 @@ class Prepared:
 def prepare(
     pool: BaseModelPool,
     settings: SampleSettings,
+    architectures: Sequence[Architecture[Any]],
     scratch: Path,
     *,
     show_progress: bool,
@@ -84,6 +86,7 @@ def prepare(
     Args:
         pool: The model pool; it is not changed.
         settings: How many inputs, and how they are made.
+        architectures: All that are known, with their settings.
         scratch: Directory for weights that the pool has to assemble.
         show_progress: Whether to show a bar while weights and data are read.
         splits: Splits to draw from; of each task the first that the pool has.
@@ -93,8 +96,9 @@ def prepare(
     """
     tasks = require_base_and_experts(pool)
     require_datasets(pool, tasks, splits)
-    models = open_models(pool, scratch, show_progress=show_progress, require_base=architecture_of)
-    architecture = architecture_of(models.base_model)
+    find = partial(architecture_of, among=architectures)
+    models = open_models(pool, scratch, show_progress=show_progress, require_base=find)
+    architecture = find(models.base_model)
     processor = architecture.load_processor(pool)
     samples = draw_samples(
         pool,
@@ -112,8 +116,18 @@ def prepare(
         processor,
         samples.inputs,
         samples.example,
-        (*samples.warnings, *models.warnings),
+        (*_without_effect(architecture, architectures), *samples.warnings, *models.warnings),
     )
+
+
+def _without_effect(
+    used: Architecture[Any], architectures: Sequence[Architecture[Any]]
+) -> Iterator[str]:
+    """Settings of other architectures that are set."""
+    for other in architectures:
+        for name, value in other.settings.as_dict().items():
+            if other is not used and value != getattr(other.settings_type, name):
+                yield f"{name}={value} has no effect on a {used.name}: it is for a {other.name}."
 
 
 def plan_calibration(
@@ -134,7 +148,7 @@ def plan_calibration(
         base_model,
         prepared.example,
         settings,
-        architecture.row_rules(settings),
+        architecture.row_rules(),
         architecture.releasable(base_model),
     )
     return fit_to_memory(

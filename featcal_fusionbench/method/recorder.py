@@ -19,7 +19,6 @@ from rich.console import Console
 from ..calibration import PhaseClock
 from ..process.interrupts import deferred
 from ..report import (
-    MethodSettings,
     RunReport,
     collect_versions,
     describe_machine,
@@ -29,6 +28,7 @@ from ..report import (
     survives,
     write_figure,
 )
+from ..settings import MethodSettings
 
 __all__ = ["RunRecorder"]
 

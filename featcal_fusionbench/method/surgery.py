@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
-from fusion_bench import BaseModelPool
+from fusion_bench import BaseModelPool, auto_register_config
 from rich.text import Text
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from ..architectures.t5 import DecoderInputs, T5Settings
 from ..baselines import (
     ProbSurgerySettings,
     Representations,
@@ -20,12 +22,14 @@ from ..baselines import (
     train_module,
 )
 from ..baselines.modules import Correction, make_module
+from ..baselines.settings import TrainOn
 from ..calibration.inputs import Inputs, place_inputs
 from ..corrected import CorrectedModel, wrap
 from ..data.draws import TRAINING_SPLITS
 from ..pools.view import view_for_mergers
 from ..process.scratch import scratch_directory
-from .base import WORKING_DTYPE, PlanningMethod, setting_names
+from ..settings import ForwardDtype
+from .base import WORKING_DTYPE, PlanningMethod
 from .expert_answers import each_expert
 from .merged import MergedSource
 from .preparation import Prepared, prepare
@@ -54,6 +58,7 @@ class _SurgeryAlgorithm(PlanningMethod[SurgerySettingsT, ReportT]):
                 prepared = prepare(
                     pool,
                     settings,
+                    self.architectures,
                     scratch,
                     show_progress=recorder.enabled,
                     splits=("test",) if on_test else TRAINING_SPLITS,
@@ -61,7 +66,11 @@ class _SurgeryAlgorithm(PlanningMethod[SurgerySettingsT, ReportT]):
                 self._check_what_follows(prepared.base_model)
                 wrapper = wrap(prepared.base_model, view_for_mergers(prepared.models))
                 width = _width(wrapper, prepared.example)
-            recorder.update(data=prepared.data, models=prepared.identities)
+            recorder.update(
+                data=prepared.data,
+                models=prepared.identities,
+                architecture_settings=prepared.architecture.settings.as_dict(),
+            )
             recorder.warn(*prepared.warnings)
             if on_test:
                 recorder.update(labels=(TEST_INPUTS_LABEL,))
@@ -123,7 +132,7 @@ class _SurgeryAlgorithm(PlanningMethod[SurgerySettingsT, ReportT]):
     ) -> dict[str, tuple[Representations, Representations | None]]:
         """Training and held-out representations by task, each input once through both models."""
         settings = self.settings
-        complete = prepared.architecture.complete_inputs(settings)
+        complete = prepared.architecture.complete_inputs()
         device, dtype = self.fabric.device, WORKING_DTYPE[settings.forward_dtype]
         experts = {task: checked.weights for task, checked in prepared.experts.items()}
         total = sum(len(of.calibration) + len(of.heldout) for of in prepared.inputs.values())
@@ -188,6 +197,7 @@ def _placed(representations: Representations, device: torch.device) -> Represent
     )
 
 
+@auto_register_config
 class RepresentationSurgeryAlgorithm(
     _SurgeryAlgorithm[RepresentationSurgerySettings, RepresentationSurgeryReport]
 ):
@@ -201,18 +211,40 @@ class RepresentationSurgeryAlgorithm(
         merged_model: Path or hub id of a merged checkpoint to take instead.
         plan_only: Check everything, print what would be done, and return None.
         output_dir: Where the report goes; by default the run's log directory.
-        **kwargs: The fields of :class:`RepresentationSurgerySettings`.
+
+    All others are fields of :class:`RepresentationSurgerySettings` or of :class:`T5Settings`.
     """
 
     title = "Representation Surgery"
     settings_type = RepresentationSurgerySettings
     report_type = RepresentationSurgeryReport
 
-    _config_mapping = PlanningMethod._config_mapping | {
-        name: name for name in setting_names(RepresentationSurgerySettings)
-    }
+    def __init__(
+        self,
+        merger: Any = None,
+        merged_model: str | None = None,
+        plan_only: bool = False,
+        output_dir: str | None = None,
+        *,
+        hidden_width: int = RepresentationSurgerySettings.hidden_width,
+        learning_rate: float = RepresentationSurgerySettings.learning_rate,
+        steps: int = RepresentationSurgerySettings.steps,
+        train_batch_size: int = RepresentationSurgerySettings.train_batch_size,
+        train_on: TrainOn = RepresentationSurgerySettings.train_on,
+        n_samples: int = RepresentationSurgerySettings.n_samples,
+        n_heldout: int = RepresentationSurgerySettings.n_heldout,
+        batch_size: int = RepresentationSurgerySettings.batch_size,
+        seed: int = RepresentationSurgerySettings.seed,
+        input_column: str | Mapping[str, str] | None = RepresentationSurgerySettings.input_column,
+        forward_dtype: ForwardDtype = RepresentationSurgerySettings.forward_dtype,
+        decoder_inputs: DecoderInputs = T5Settings.decoder_inputs,
+        decoder_tokens: int = T5Settings.decoder_tokens,
+        **unknown: Any,
+    ) -> None:
+        super().__init__(**unknown)
 
 
+@auto_register_config
 class ProbSurgeryAlgorithm(_SurgeryAlgorithm[ProbSurgerySettings, ProbSurgeryReport]):
     """As :class:`RepresentationSurgeryAlgorithm`, with a correction that is a distribution.
 
@@ -221,13 +253,36 @@ class ProbSurgeryAlgorithm(_SurgeryAlgorithm[ProbSurgerySettings, ProbSurgeryRep
         merged_model: Path or hub id of a merged checkpoint to take instead.
         plan_only: Check everything, print what would be done, and return None.
         output_dir: Where the report goes; by default the run's log directory.
-        **kwargs: The fields of :class:`ProbSurgerySettings`.
+
+    All others are fields of :class:`ProbSurgerySettings` or of :class:`T5Settings`.
     """
 
     title = "ProbSurgery"
     settings_type = ProbSurgerySettings
     report_type = ProbSurgeryReport
 
-    _config_mapping = PlanningMethod._config_mapping | {
-        name: name for name in setting_names(ProbSurgerySettings)
-    }
+    def __init__(
+        self,
+        merger: Any = None,
+        merged_model: str | None = None,
+        plan_only: bool = False,
+        output_dir: str | None = None,
+        *,
+        hidden_width: int = ProbSurgerySettings.hidden_width,
+        learning_rate: float = ProbSurgerySettings.learning_rate,
+        rounds: int = ProbSurgerySettings.rounds,
+        batches_per_round: int = ProbSurgerySettings.batches_per_round,
+        kl_weight: float = ProbSurgerySettings.kl_weight,
+        train_batch_size: int = ProbSurgerySettings.train_batch_size,
+        train_on: TrainOn = ProbSurgerySettings.train_on,
+        n_samples: int = ProbSurgerySettings.n_samples,
+        n_heldout: int = ProbSurgerySettings.n_heldout,
+        batch_size: int = ProbSurgerySettings.batch_size,
+        seed: int = ProbSurgerySettings.seed,
+        input_column: str | Mapping[str, str] | None = ProbSurgerySettings.input_column,
+        forward_dtype: ForwardDtype = ProbSurgerySettings.forward_dtype,
+        decoder_inputs: DecoderInputs = T5Settings.decoder_inputs,
+        decoder_tokens: int = T5Settings.decoder_tokens,
+        **unknown: Any,
+    ) -> None:
+        super().__init__(**unknown)

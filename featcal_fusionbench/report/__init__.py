@@ -18,7 +18,6 @@ from .progress import RichProgress, survives
 from .run_report import (
     FORMAT_VERSION,
     Machine,
-    MethodSettings,
     ModelIdentity,
     RunReport,
     RunStatus,
@@ -32,7 +31,6 @@ from .tables import summary_table
 __all__ = [
     "FORMAT_VERSION",
     "Machine",
-    "MethodSettings",
     "ModelIdentity",
     "ReportError",
     "RichProgress",

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from rich.console import RenderableType
 from rich.text import Text
 
 from ..calibration.results import PhaseCost
+from ..settings import MethodSettings
 from .codec import from_json, to_json
 from .errors import ReportError
 from .files import read_json, write_json
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMAT_VERSION",
     "Machine",
-    "MethodSettings",
     "ModelIdentity",
     "RunReport",
     "RunStatus",
@@ -40,7 +40,7 @@ __all__ = [
     "report_name",
 ]
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _FORMAT = "featcal-run-report"
 
 _REPORTS = {
@@ -52,19 +52,6 @@ _REPORTS = {
 """Where in ``featcal_fusionbench.method`` the reports are; imported when one is read."""
 
 RunStatus = Literal["complete", "interrupted", "failed", "planned"]
-
-
-class MethodSettings(Protocol):
-    """Settings of a method: a frozen dataclass."""
-
-    @property
-    def seed(self) -> int:
-        """Seed of what is drawn."""
-        ...
-
-    def as_dict(self) -> dict[str, Any]:
-        """The settings as JSON-ready values."""
-        ...
 
 
 def report_name(method: str) -> str:
@@ -147,6 +134,7 @@ class RunReport:
         method: The method, by the name of its configuration.
         figure_name: What the file with its figure is called; empty for a method without one.
         settings: The method's settings.
+        architecture_settings: Those of the models' architecture; empty before it is known.
         status: How the run ended; ``planned`` for one that only looked ahead.
         started: When it started, with a time zone.
         finished: When it ended.
@@ -171,6 +159,7 @@ class RunReport:
     figure_name: ClassVar[str] = ""
 
     settings: MethodSettings
+    architecture_settings: dict[str, Any] = field(default_factory=dict)
     status: RunStatus
     started: datetime
     finished: datetime | None = None
@@ -194,7 +183,8 @@ class RunReport:
             if time is not None and time.tzinfo is None:
                 raise ValueError(f"{name} needs a time zone: use datetime.now(timezone.utc).")
         # Here and not on writing, so that a report equals what is read back from its file.
-        object.__setattr__(self, "merger", to_json(self.merger))
+        for name in ("merger", "architecture_settings"):
+            object.__setattr__(self, name, to_json(getattr(self, name)))
         object.__setattr__(self, "outputs", {key: str(path) for key, path in self.outputs.items()})
 
     @property

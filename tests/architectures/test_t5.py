@@ -16,7 +16,8 @@ from tiny import Family, family, hooks_of, largest_difference, randn, tensors_of
 from torch import Tensor, nn
 
 from featcal_fusionbench.architectures import ItemCheck, architecture_of
-from featcal_fusionbench.architectures.t5 import T5, TokenRows, answer_greedily, t5_rows
+from featcal_fusionbench.architectures.clip_vision import ClipVision
+from featcal_fusionbench.architectures.t5 import T5, T5Settings, TokenRows, answer_greedily, t5_rows
 from featcal_fusionbench.calibration import (
     CalibrationSettings,
     build_plan,
@@ -25,7 +26,7 @@ from featcal_fusionbench.calibration import (
 from featcal_fusionbench.calibration.drift import measure_drift
 from featcal_fusionbench.calibration.expert_path import ExpertPath
 from featcal_fusionbench.calibration.trace import trace_forward
-from featcal_fusionbench.errors import CalibrationDataError, SettingsError
+from featcal_fusionbench.errors import CalibrationDataError
 
 GRANULARITIES = ["module", "block"]
 TASKS = ("a", "b", "c")
@@ -387,7 +388,7 @@ def test_an_answer_ends_where_the_expert_ends_it() -> None:
 def prepare(items: Sequence[Any], **settings: Any) -> Mapping[str, Any]:
     words = tokenizer()
     model = t5(vocabulary=len(words))
-    return T5().prepare_inputs(words, model, CalibrationSettings(**settings))(items)
+    return T5(T5Settings(**settings)).prepare_inputs(words, model)(items)
 
 
 def test_rows_of_any_padding_and_texts_are_prepared_alike() -> None:
@@ -417,19 +418,13 @@ def test_labels_are_shifted_right() -> None:
     inputs = prepare(items, decoder_inputs="labels")
     assert inputs["decoder_input_ids"].tolist() == [[0, 7, 8], [0, 9, 0], [0, 0, 0]]
     assert inputs["decoder_attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0], [1, 0, 0]]
-    assert T5().complete_inputs(CalibrationSettings(decoder_inputs="labels")) is None
+    assert T5(T5Settings(decoder_inputs="labels")).complete_inputs() is None
 
 
 def test_rows_say_what_they_weigh() -> None:
     assert str(TokenRows("attention_mask")) == "encoder tokens"
     assert str(TokenRows("decoder_attention_mask")) == "decoder tokens"
-    assert isinstance(architecture_of(t5()), T5)
-
-
-@pytest.mark.parametrize("bad", [{"decoder_inputs": "gold"}, {"decoder_tokens": 0}])
-def test_bad_settings(bad: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=next(iter(bad))):
-        CalibrationSettings(**bad)
+    assert isinstance(architecture_of(t5(), [ClipVision(), T5()]), T5)
 
 
 # --- bad input --------------------------------------------------------------------------------
@@ -438,8 +433,7 @@ def test_bad_settings(bad: dict[str, Any]) -> None:
 def check(items: Sequence[Any], **settings: Any) -> ItemCheck:
     words = tokenizer()
     model = t5(vocabulary=len(words))
-    chosen = CalibrationSettings(**settings)
-    return T5().check_items("cola", enumerate(items), words, model, chosen)
+    return T5(T5Settings(**settings)).check_items("cola", enumerate(items), words, model)
 
 
 GOOD = {"input_ids": [5, 6, 1], "labels": [7, 1]}
@@ -484,4 +478,4 @@ def test_a_tokenizer_of_another_model(change: dict[str, int]) -> None:
     model = t5(vocabulary=change.get("vocabulary", len(words)))
     model.config.eos_token_id = change.get("eos", 1)
     with pytest.raises(CalibrationDataError, match="is not the model's"):
-        T5().prepare_inputs(words, model, CalibrationSettings())
+        T5().prepare_inputs(words, model)

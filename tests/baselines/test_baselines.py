@@ -269,7 +269,6 @@ def test_representations_must_fit_together() -> None:
             ("n_heldout", -1, "at least 0"),
             ("seed", -1, "at least 0"),
             ("forward_dtype", "float16", "one of float32"),
-            ("decoder_inputs", None, "one of expert, labels"),
         ]
     ]
     + [

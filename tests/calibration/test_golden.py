@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from tiny import largest_difference, split
 from torch import Tensor, nn
 
-from featcal_fusionbench.architectures.clip_vision import clip_vision_rows
+from featcal_fusionbench.architectures.clip_vision import ClipVisionSettings, clip_vision_rows
 from featcal_fusionbench.calibration import (
     CalibrationResult,
     CalibrationSettings,
@@ -99,7 +99,7 @@ def run(
     state = model.state_dict()
     data = {task: split({"pixel_values": load("pixels")[task]}, batch_size) for task in tasks}
     experts = {task: for_layout(load(f"expert_{task}"), state) for task in tasks}
-    rules = clip_vision_rows(settings.nonclass_row_weight)
+    rules = clip_vision_rows(ClipVisionSettings().nonclass_row_weight)
     plan = build_plan(model, {"pixel_values": load("pixels")["task_a"][:1]}, settings, rules)
     return calibrate(model, for_layout(load("base_clip"), state), experts, data, plan, settings)
 

@@ -113,7 +113,7 @@ def test_linears_of_one_input_form_a_group() -> None:
 def test_queries_are_weighed_apart_in_the_last_block_of_clip(granularity: Any) -> None:
     model = clip(layers=3).double()
     settings = CalibrationSettings(granularity=granularity)
-    rules = clip_vision_rows(settings.nonclass_row_weight)
+    rules = clip_vision_rows(0.01)
     plan = build_plan(model, images(1, "a"), settings, rules)
     blocks = [names[0].removesuffix("layer_norm1") for names in clip_modules(model)]
     inner = [

@@ -18,7 +18,6 @@ from featcal_fusionbench.architectures.clip_vision import (
     ClipVision,
     clip_vision_rows,
 )
-from featcal_fusionbench.calibration import CalibrationSettings
 from featcal_fusionbench.data.draws import Batches, draw, shortfalls
 from featcal_fusionbench.errors import CalibrationDataError
 from featcal_fusionbench.method.featcal import FeatCalAlgorithm
@@ -99,7 +98,7 @@ def test_only_the_last_block_weighs_rows_and_not_for_keys_and_values() -> None:
 def test_images_of_any_mode_and_of_any_item_kind_are_prepared_alike(pico: Pico) -> None:
     architecture = ClipVision()
     processor = architecture.load_processor(pico.instance_pool())
-    prepare = architecture.prepare_inputs(processor, pico.load_base(), CalibrationSettings())
+    prepare = architecture.prepare_inputs(processor, pico.load_base())
     image = Image.radial_gradient("L")
     pixels = prepare([image, {"image": image}, (image, 3), {"image": image.convert("RGB")}])
     assert pixels["pixel_values"].shape == (4, 3, 16, 16)
@@ -108,7 +107,7 @@ def test_images_of_any_mode_and_of_any_item_kind_are_prepared_alike(pico: Pico) 
 
 def test_a_plain_transform_serves_as_processor() -> None:
     prepare = ClipVision().prepare_inputs(
-        lambda image: torch.full((3, 4, 4), float(image)), nn.Identity(), CalibrationSettings()
+        lambda image: torch.full((3, 4, 4), float(image)), nn.Identity()
     )
     assert prepare([1, 2])["pixel_values"][:, 0, 0, 0].tolist() == [1, 2]
 

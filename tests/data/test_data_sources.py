@@ -25,12 +25,12 @@ from transformers import CLIPImageProcessor, T5Config, T5ForConditionalGeneratio
 
 from featcal_fusionbench.architectures import Architecture
 from featcal_fusionbench.architectures.clip_vision import ClipVision
-from featcal_fusionbench.architectures.t5 import T5
+from featcal_fusionbench.architectures.t5 import T5, T5Settings
 from featcal_fusionbench.calibration import CalibrationSettings
 from featcal_fusionbench.data.draws import Batches, draw_from_stream
-from featcal_fusionbench.data.samples import Samples, draw_samples
 from featcal_fusionbench.errors import CalibrationDataError, CalibrationError, SettingsError
 from featcal_fusionbench.method.featcal import FeatCalAlgorithm
+from featcal_fusionbench.method.samples import Samples, draw_samples
 from featcal_fusionbench.report.codec import dumps, from_json, to_json
 
 COUNT = 8
@@ -668,7 +668,12 @@ def test_other_rows_are_refused_by_name(form: str) -> None:
     words, model = words_and_t5()
     good = {"input_ids": [5, 6, 1], "labels": [7, 1]}
     pool = pool_of({"a": [item if i == 3 else good for i in range(7)], "b": [good] * 7})
-    refused(lambda: sampled(pool, T5(), words, model, **settings), "task a", "in item 3", *said)
+    refused(
+        lambda: sampled(pool, T5(T5Settings(**settings)), words, model),
+        "task a",
+        "in item 3",
+        *said,
+    )
 
 
 def test_labels_that_are_not_read_may_be_anything() -> None:

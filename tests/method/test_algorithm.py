@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,11 @@ import pytest
 import torch
 from fusion_bench import BaseAlgorithm
 from fusion_bench.method import SimpleAverageAlgorithm, TaskArithmeticAlgorithm
-from omegaconf import OmegaConf
 from pico import Pico
-from places import CONFIG
 from torch import Tensor, nn
 from transformers import CLIPVisionModel
 
 from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
-from featcal_fusionbench.calibration import CalibrationSettings
 from featcal_fusionbench.method import preparation
 from featcal_fusionbench.pools.opening import floating_tensors
 from featcal_fusionbench.report import RunReport
@@ -45,23 +41,6 @@ def differs(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
 
 def read(output_dir: Path) -> RunReport:
     return RunReport.read(output_dir / "featcal_report.json")
-
-
-def test_config_mirrors_the_settings_one_to_one() -> None:
-    path = CONFIG / "method/featcal.yaml"
-    config = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(config, dict)
-    defaults = CalibrationSettings().as_dict()
-    own = {"defaults", "_target_", "merged_model", "plan_only", "output_dir"}
-    assert {k: v for k, v in config.items() if k not in own} == defaults
-
-
-def test_algorithm_serialises_its_settings(tmp_path: Path) -> None:
-    algorithm = featcal(tmp_path, ridge_lambda=0.25)
-    config = algorithm.config
-    assert config.ridge_lambda == 0.25
-    names = {field.name for field in dataclasses.fields(CalibrationSettings)}
-    assert names | {"merger", "merged_model", "plan_only", "output_dir"} <= set(config)
 
 
 def test_calibration_changes_what_the_plan_names_and_nothing_else(

@@ -142,7 +142,7 @@ def test_expert_of_another_depth(pico: Pico, pool: CLIPVisionModelPool, tmp_path
 def test_unknown_architecture(tmp_path: Path, pico: Pico) -> None:
     pool = pico.instance_pool()
     pool._models["_pretrained_"] = nn.Linear(3, 3)
-    fails(pool, tmp_path, "Linear", "README")
+    fails(pool, tmp_path, "Linear", "CONTRIBUTING")
 
 
 def test_meta_tensors(pico: Pico, pool: CLIPVisionModelPool, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import re
@@ -12,8 +13,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from places import CONFIG
 
+from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
+from featcal_fusionbench.architectures.clip_vision import ClipVisionSettings
+from featcal_fusionbench.architectures.t5 import T5Settings
 from featcal_fusionbench.calibration import CalibrationError, CalibrationSettings, SettingsError
+from featcal_fusionbench.method.surgery import ProbSurgeryAlgorithm, RepresentationSurgeryAlgorithm
 
 NAN, INF = math.nan, math.inf
 
@@ -24,7 +31,6 @@ NAN, INF = math.nan, math.inf
         *(("ridge_lambda", v, "a number of at least 0") for v in (-1e-9, NAN, INF, "0.1", True)),
         ("ridge_lambda", None, "a number of at least 0"),
         *(("target_alpha", v, r"a number in \[0, 1\]") for v in (-0.1, 1.01, NAN, "1", False)),
-        *(("nonclass_row_weight", v, r"a number in \[0, 1\]") for v in (-0.1, 2, NAN, [], True)),
         *(("anchor_rho", v, "a number that is finite") for v in (NAN, INF, -INF, "2", True)),
         *(("epsilon", v, "a number of at least 0") for v in (-1e-8, NAN, INF, "1e-8", True)),
         ("epsilon", 0, "a small positive value, e.g. 1e-8"),
@@ -53,6 +59,70 @@ def test_bad_values_are_named_with_their_remedy(name: str, value: Any, remedy: s
     assert isinstance(caught.value, CalibrationError) and isinstance(caught.value, ValueError)
 
 
+@pytest.mark.parametrize(
+    "kind, name, value, remedy",
+    [
+        *((ClipVisionSettings, "nonclass_row_weight", v, r"a number in \[0, 1\]")
+          for v in (-0.1, 2, NAN, [], True)),
+        *((T5Settings, "decoder_inputs", v, "one of expert, labels") for v in ("gold", None)),
+        *((T5Settings, "decoder_tokens", v, "at least 1") for v in (0, 1.5)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("method", [FeatCalAlgorithm, ProbSurgeryAlgorithm])
+def test_settings_of_architectures_are_checked_when_the_method_is_made(
+    method: Any, kind: Any, name: str, value: Any, remedy: str
+) -> None:
+    with pytest.raises(SettingsError, match=remedy) as caught:
+        kind(**{name: value})
+    assert str(caught.value).startswith(name)
+    with pytest.raises(SettingsError, match=name):
+        method(**{name: value})
+
+
+METHODS = {
+    "featcal": FeatCalAlgorithm,
+    "merge_only": MergeOnlyAlgorithm,
+    "prob_surgery": ProbSurgeryAlgorithm,
+    "representation_surgery": RepresentationSurgeryAlgorithm,
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_signature_config_and_settings_name_the_same_with_the_same_defaults(name: str) -> None:
+    method = METHODS[name]
+    signature = {
+        parameter.name: parameter.default
+        for parameter in inspect.signature(method).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    config: Any = OmegaConf.to_container(OmegaConf.load(CONFIG / "method" / f"{name}.yaml"))
+    assert config.pop("_target_") == f"{method.__module__}.{method.__qualname__}"
+    for group in ("defaults", "merger"):
+        config.pop(group, None)
+    assert {key: list(v) if isinstance(v, tuple) else v for key, v in signature.items()} == {
+        "merger": None
+    } | config
+    made = method()
+    every = [made.settings, *(architecture.settings for architecture in made.architectures)]
+    assert every == [type(settings)() for settings in every]
+    own, *others = ({f.name for f in dataclasses.fields(settings)} for settings in every)
+    assert own <= signature.keys()
+    extra = signature.keys() - own - {"merger", "merged_model", "plan_only", "output_dir"}
+    assert extra <= set().union(*others)
+
+
+def test_settings_reach_what_they_are_for() -> None:
+    changed = FeatCalAlgorithm(
+        ridge_lambda=1, include=["fc1"], nonclass_row_weight=1, decoder_inputs="labels", seed=3
+    )
+    assert changed.settings == CalibrationSettings(ridge_lambda=1, include=("fc1",), seed=3)
+    assert {type(a.settings): a.settings for a in changed.architectures} == {
+        ClipVisionSettings: ClipVisionSettings(nonclass_row_weight=1),
+        T5Settings: T5Settings(decoder_inputs="labels"),
+    }
+    assert changed.config.ridge_lambda == 1 and changed.config.decoder_inputs == "labels"
+
+
 @pytest.mark.parametrize("name", ["granularity", "include", "ridge_lambda", "n_samples"])
 def test_changes_are_checked_too(name: str) -> None:
     settings = CalibrationSettings()
@@ -66,7 +136,7 @@ def test_defaults_are_the_paper_s() -> None:
     settings = CalibrationSettings()
     assert (settings.ridge_lambda, settings.anchor_rho, settings.target_alpha) == (0.05, 2.0, 0.3)
     assert (settings.n_samples, settings.epsilon) == (256, 1e-8)
-    assert settings.nonclass_row_weight == 0.01
+    assert ClipVisionSettings().nonclass_row_weight == 0.01
 
 
 def test_patterns_may_come_in_any_sequence_or_alone() -> None:

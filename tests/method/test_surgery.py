@@ -14,7 +14,6 @@ from fusion_bench.modelpool import CLIPVisionModelPool
 from fusion_bench.models.hf_clip import HFCLIPClassifier
 from omegaconf import OmegaConf
 from pico import Pico
-from places import CONFIG
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -82,23 +81,6 @@ def trained(pico: Pico, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One model for the tests that only look at it."""
     directory = tmp_path_factory.mktemp("surgery")
     return surgery(directory).run(path_pool(pico)), directory
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_config_mirrors_the_settings_one_to_one(method: str) -> None:
-    config = OmegaConf.to_container(OmegaConf.load(CONFIG / "method" / f"{method}.yaml"))
-    assert isinstance(config, dict)
-    own = {"defaults", "_target_", "merged_model", "plan_only", "output_dir"}
-    assert {k: v for k, v in config.items() if k not in own} == METHODS[method][1]().as_dict()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_algorithm_serialises_its_settings(method: str) -> None:
-    kind, settings = METHODS[method]
-    algorithm = kind(merger=TASK_ARITHMETIC, learning_rate=0.5)
-    assert algorithm.config.learning_rate == 0.5
-    expected = {"merger", "merged_model", "plan_only", "output_dir", *settings().as_dict()}
-    assert expected <= set(algorithm.config)
 
 
 def test_unknown_setting_gets_a_suggestion() -> None:

@@ -13,10 +13,7 @@ from tqdm.auto import tqdm
 
 from ..architectures import Architecture
 from ..calibration.inputs import Inputs
-from ..errors import CalibrationDataError, SettingsError
-from ..report import TaskData
-from ..settings import SampleSettings
-from .draws import (
+from ..data.draws import (
     TRAINING_SPLITS,
     Batches,
     draw,
@@ -25,8 +22,11 @@ from .draws import (
     require_datasets,
     shortfalls,
 )
-from .items import Problems, reason_of
-from .sources import Split, is_stream, source_of, unformatted
+from ..data.items import Problems, reason_of
+from ..data.sources import Split, is_stream, source_of, unformatted
+from ..errors import CalibrationDataError, SettingsError
+from ..report import TaskData
+from ..settings import SampleSettings
 
 __all__ = ["Samples", "TaskInputs", "draw_samples"]
 
@@ -58,7 +58,7 @@ class Samples:
 def draw_samples(
     pool: BaseModelPool,
     tasks: Sequence[str],
-    architecture: Architecture,
+    architecture: Architecture[Any],
     processor: Any,
     base_model: nn.Module,
     settings: SampleSettings,
@@ -88,7 +88,7 @@ def draw_samples(
     _require_known_tasks(settings, tasks)
     found = require_datasets(pool, tasks, splits)
     prepare = {
-        task: architecture.prepare_inputs(processor, base_model, settings, settings.column_of(task))
+        task: architecture.prepare_inputs(processor, base_model, settings.column_of(task))
         for task in tasks
     }
     errors: list[str] = []
@@ -112,7 +112,9 @@ def draw_samples(
             unreadable = Problems()
             read = _read(items, (*data.indices, *data.heldout_indices), unreadable, bar.update)
             try:
-                checked = architecture.check_items(task, read, processor, base_model, settings)
+                checked = architecture.check_items(
+                    task, read, processor, base_model, settings.column_of(task)
+                )
                 if not errors and not unreadable:
                     examples += Batches(items, data.indices[:1], 1, prepare[task], task)
                     parts = (

@@ -9,7 +9,7 @@ from fusion_bench.compat.taskpool.flan_t5_glue_text_generation import (
 )
 from omegaconf import OmegaConf
 
-from ..corrected import CorrectedT5
+from .t5 import CorrectedT5
 
 __all__ = ["FlanT5GLUETextGenerationTaskPool"]
 
