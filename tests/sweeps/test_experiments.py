@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from featcal_fusionbench.sweeps.cells import Cell, Plan, Selection, cells_of, plan_cells
+from featcal_fusionbench.sweeps.cells import Plan, Planner, Selection, cells_of
 from featcal_fusionbench.sweeps.command_line import override
 from featcal_fusionbench.sweeps.compose import compose_config, compose_method, plain
 from featcal_fusionbench.sweeps.directory import Job, State, Status, SweepDirectory
@@ -21,10 +21,10 @@ from featcal_fusionbench.sweeps.experiment import (
     load_experiment,
     table_names,
 )
-from featcal_fusionbench.sweeps.outcome import layout_of
+from featcal_fusionbench.sweeps.layout import layout_of
 from featcal_fusionbench.sweeps.pools import Pools
 from featcal_fusionbench.sweeps.preflight import Kind, sources_of
-from featcal_fusionbench.tables.results import BASE, EXPERTS, Size
+from featcal_fusionbench.tables.results import BASE, EXPERTS, Cell, Size
 
 TABLES = table_names()
 B32 = "clip-vit-base-patch32_TA8"
@@ -52,7 +52,9 @@ def composed_method(overrides: tuple[str, ...]) -> DictConfig:
 def plans_of(name: str, size: Size = "full", **selection: object) -> list[Plan]:
     experiment = experiment_of(name)
     chosen = Selection.parse(experiment, size, **selection)  # type: ignore[arg-type]
-    return plan_cells(experiment, size, chosen, pools_of(name), MODELS)
+    return Planner(
+        experiment=experiment, size=size, selection=chosen, pools=pools_of(name), models=MODELS
+    ).plans()
 
 
 def test_the_tables_of_the_paper_and_of_the_embedded_benchmarks_are_there() -> None:

@@ -19,7 +19,6 @@ from filelock import FileLock
 from pico import Pico
 from places import ROOT, SUPPORT
 
-from featcal_fusionbench.sweeps import cli
 from featcal_fusionbench.sweeps import sweep as sweep_module
 from featcal_fusionbench.sweeps.cli import main
 from featcal_fusionbench.sweeps.errors import SweepError
@@ -74,7 +73,7 @@ def table(conf: None, in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> lis
     """Arguments that run that table, each run one of the stand-in."""
     monkeypatch.setattr(sweep_module, "program", lambda: FAKE)
     # text and figures of made-up scores would take most of the time
-    monkeypatch.setattr(cli, "write_outcome", lambda *_: None)
+    monkeypatch.setattr(sweep_module.Sweep, "write_table", lambda *_: None)
     monkeypatch.setenv("FAKE_LOG", str(in_tmp_path / "fake.log"))
     return ARGUMENTS
 
@@ -311,7 +310,7 @@ def test_dry_run_lists_cells_cost_and_sources_and_runs_nothing(
     waiting = next(line for line in out.splitlines() if "regmean/none/seed0" in line)
     assert "pending" in waiting and "≈" in waiting
     assert "1 done, 6 pending" in out and "0 to download; 0 missing" in out
-    assert "≈ is no measurement" in out
+    assert "≈ was not measured" in out
 
 
 # --- what is in the caches ---
@@ -439,7 +438,7 @@ def test_cells_run_in_this_process_where_that_is_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sweep_module, "program", lambda: pytest.fail("a program was looked for"))
-    monkeypatch.setattr(cli, "write_outcome", lambda *_: None)
+    monkeypatch.setattr(sweep_module.Sweep, "write_table", lambda *_: None)
     only = ["--only", "merger=base", "--launcher", "in_process"]
     assert main([*ARGUMENTS, *only]) == 0
     (cell,) = collect("out")

@@ -19,8 +19,8 @@ from fusion_bench.mixins import LightningFabricMixin
 from omegaconf import DictConfig
 from torch import nn
 
-from featcal_fusionbench.benchmark.text.batches import collate
-from featcal_fusionbench.corrected import CorrectedT5
+from ...corrected import CorrectedT5
+from .batches import collate
 
 log = logging.getLogger(__name__)
 
