@@ -303,16 +303,13 @@ class RunReport:
                 f"under versions), or run again."
             )
         method = content.pop("method", None)
-        if method not in _REPORTS:
-            raise ReportError(
-                f"{path} is damaged: method should be one of {', '.join(_REPORTS)}, not "
-                f"{method!r:.80}. Restore it from a copy, or run again."
-            )
         content.pop("summary", None)  # derived anew
         try:
-            return from_json(
-                pkgutil.resolve_name(f"featcal_fusionbench.method.{_REPORTS[method]}"), content
-            )
+            if method not in _REPORTS:
+                known = ", ".join(_REPORTS)
+                raise ReportError(f"method should be one of {known}, not {method!r:.80}.")
+            kind = pkgutil.resolve_name(f"featcal_fusionbench.method.{_REPORTS[method]}")
+            return from_json(kind, content)
         except ReportError as error:
             raise ReportError(
                 f"{path} is damaged: {error} Restore it from a copy, or run again."
@@ -322,14 +319,8 @@ class RunReport:
 def collect_versions() -> dict[str, str]:
     """Versions of the libraries that decide what a run computes, ``not installed`` for the rest."""
     versions = {"python": platform.python_version()}
-    for package in (
-        "featcal-fusionbench",
-        "fusion-bench",
-        "torch",
-        "transformers",
-        "greenlet",
-        "safetensors",
-    ):
+    packages = "featcal-fusionbench fusion-bench torch transformers greenlet safetensors"
+    for package in packages.split():
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
