@@ -38,12 +38,11 @@ from featcal_fusionbench.benchmark.image import build as build_module
 from featcal_fusionbench.benchmark.image import images, tower
 from featcal_fusionbench.benchmark.image.build import Build, build
 from featcal_fusionbench.benchmark.image.checkpoint import save_tower
-from featcal_fusionbench.benchmark.image.glyphs import ALPHABETS, font_path, glyph_splits, render
+from featcal_fusionbench.benchmark.image.glyphs import ALPHABETS, font_path, glyph_splits
 from featcal_fusionbench.benchmark.image.recipe import Recipe, TextRecipe
 from featcal_fusionbench.benchmark.image.tasks import TASKS, load_processor, load_split
 from featcal_fusionbench.benchmark.image.text_side import learn_merges
 from featcal_fusionbench.benchmark.image.train import normalise
-from featcal_fusionbench.report.gap import share_of_gap
 from featcal_fusionbench.sweeps import in_process
 from featcal_fusionbench.sweeps.experiment import load_experiment
 
@@ -124,14 +123,6 @@ def test_every_class_is_in_both_splits_and_in_every_font(task: str) -> None:
 def test_class_names_of_a_task_are_distinct() -> None:
     for task in TASKS.values():
         assert len(set(task.classnames)) == len(task.classnames)
-
-
-def test_renderings_depend_on_the_generator_alone() -> None:
-    glyph = glyph_splits("greek")["train"][0]
-    first, again, other = (render(glyph, 42, np.random.default_rng(seed)) for seed in (1, 1, 2))
-    assert first.shape == (42, 42) and first.dtype == np.uint8
-    np.testing.assert_array_equal(first, again)
-    assert (first != other).any()
 
 
 def test_duplicates_do_not_reach_both_splits(
@@ -532,14 +523,6 @@ def test_positions_are_kept_where_the_grid_is_the_same() -> None:
 
 
 # --- results ---
-
-
-def test_share_of_gap() -> None:
-    assert share_of_gap(0.5, merged=0.5, experts=0.9) == 0
-    assert share_of_gap(0.9, merged=0.5, experts=0.9) == 1
-    assert share_of_gap(0.8, merged=0.5, experts=0.9) == pytest.approx(0.75)
-    assert share_of_gap(0.4, merged=0.5, experts=0.9) == pytest.approx(-0.25)
-    assert math.isnan(share_of_gap(0.8, merged=0.9, experts=0.9))
 
 
 def demo_of(levels: dict[str, float], *more: tuple[str, int, float]) -> Demo:

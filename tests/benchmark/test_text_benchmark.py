@@ -437,17 +437,6 @@ def test_an_unbuilt_benchmark_says_how_to_build_it(tmp_path: Path) -> None:
         load_split("nosuch", "train", tmp_path)
 
 
-def test_a_changed_recipe_has_a_directory_of_its_own(cache: Path) -> None:
-    recipes = [
-        Recipe(),
-        Recipe(seed=1),
-        PICO,
-        Recipe(expert=dataclasses.replace(Recipe().expert, steps=7)),
-    ]
-    assert len({recipe.directory() for recipe in recipes}) == len(recipes)
-    assert Recipe().directory().is_relative_to(cache / "text")
-
-
 # --- the task pool ---
 
 
@@ -578,12 +567,6 @@ def test_the_best_scale_and_what_counts_as_0_are_said(
     assert sorted(seen) == [0.1, 0.2, 0.3, 0.4]
     assert driver.main(["text", "--rows", "base"]) == 0
     assert sorted(seen[4:]) == [0.3]  # the others are kept with the build
-
-
-def test_the_command_line_chooses_the_benchmark() -> None:
-    assert driver.parse_arguments([]).benchmark == "image"
-    options = driver.parse_arguments(["text", "--rows", "base"])
-    assert options.benchmark == "text" and options.rows == ["base"]
 
 
 def test_a_row_of_the_other_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
