@@ -265,8 +265,3 @@ def is_running(directory: Path) -> bool:
             return False
     except Timeout:
         return True
-
-
-def write_failure(directory: Path, failure: Failure) -> None:
-    """Write down why a cell has no result."""
-    write_json(directory / FAILURE_FILE, failure)
