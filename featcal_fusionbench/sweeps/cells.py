@@ -18,7 +18,7 @@ from .command_line import (
     shell_command,
     take_expert,
 )
-from .errors import ExperimentError, unknown
+from .errors import ExperimentError, require_known
 from .experiment import REFERENCE_ROWS, Calibrator, Experiment, Merger, SizeSettings
 from .pools import Pools
 
@@ -72,9 +72,8 @@ class Selection:
                 raise ExperimentError(
                     f"--only {part!r} is not readable: give merger=KEY,… and calibrator=KEY,…"
                 )
-            if key not in keys[axis]:
-                what = {"merger": "row", "calibrator": "column"}[axis]
-                raise unknown(f"{what} of {experiment.name}", key, keys[axis])
+            what = {"merger": "row", "calibrator": "column"}[axis]
+            require_known(f"{what} of {experiment.name}", [key], keys[axis])
             chosen[axis].append(key)
         return cls(
             mergers=tuple(chosen["merger"]) or None,
@@ -211,7 +210,7 @@ class Planner:
         """
         experiment = self.experiment
         for chosen in (experiment.tasks, self._sized.tasks, self.selection.tasks):
-            self.pools.require_tasks(chosen or ())
+            require_known("task", chosen or (), self.pools.tasks)
         if not self._evaluated:
             raise ExperimentError(f"--tasks leaves none of {', '.join(self._tasks)}.")
         everything = cells_of(experiment, self.size, self.selection.seeds or (0,))

@@ -235,15 +235,12 @@ class _Command:
         if found:
             self.console.print(table)
         downloads = [item.bytes or 0 for item in found if item.place is Place.HUB]
-        self.console.print(
-            f"{len(downloads)} to download"
-            + (f", {format_bytes(sum(downloads))}" if any(downloads) else "")
-            + f"; {sum(item.place is Place.MISSING for item in found)} missing"
-        )
+        size = f", {format_bytes(sum(downloads))}" if any(downloads) else ""
+        missing = sum(item.place is Place.MISSING for item in found)
+        self.console.print(f"{len(downloads)} to download{size}; {missing} missing")
         if self.sweep.experiment.build:
-            self.console.print(
-                "what is missing of the embedded benchmark is built before the first cell"
-            )
+            later = "is built before the first cell"
+            self.console.print(f"what is missing of the embedded benchmark {later}")
 
     def _write(self, statuses: Mapping[Cell, Status]) -> None:
         """The table of what is wanted now and of what else is done, from earlier sweeps."""
