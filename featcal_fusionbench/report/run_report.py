@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+import psutil
 import torch
 from rich.console import RenderableType
 from rich.text import Text
@@ -336,7 +337,7 @@ def describe_machine() -> Machine:
         cpu=_cpu_name(),
         cores=_usable_cores(),
         threads=torch.get_num_threads(),
-        memory_bytes=_installed_memory(),
+        memory_bytes=psutil.virtual_memory().total,
         gpus=tuple(torch.cuda.get_device_name(index) for index in gpus),
     )
 
@@ -356,10 +357,3 @@ def _usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # respects the limits of a container or a scheduler
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _installed_memory() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # no sysconf, or it does not know these names
-        return None

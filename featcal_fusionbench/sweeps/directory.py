@@ -195,7 +195,7 @@ class SweepDirectory:
             lock.release()
 
     def begin(self, identity: Identity) -> None:
-        """Write down whose the directory is, once nothing speaks against running cells."""
+        """Record which sweep the directory belongs to, once all checks before a run are passed."""
         write_json(self.path / IDENTITY_FILE, identity)
 
     def write_job(self, job: Job) -> None:

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from featcal_fusionbench.sweeps.cells import Plan, Planner, Selection, cells_of
@@ -295,6 +296,12 @@ def test_a_table_of_the_user_is_found_beside_the_packages(tmp_path: Path) -> Non
 def test_overrides_are_quoted_for_hydra(value: object) -> None:
     config = compose_method(["method=dummy", override("+method.probe", value)])
     assert plain(config, resolve=False)["probe"] == value
+
+
+def test_composing_leaves_a_surrounding_hydra_as_it_was(tmp_path: Path) -> None:
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        compose_method(["method=dummy"])
+        assert compose(overrides=["+a=1"]).a == 1
 
 
 def test_sources_name_the_setting_to_override() -> None:

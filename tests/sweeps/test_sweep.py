@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from cells import collect
 from filelock import FileLock
+from hydra.core.hydra_config import HydraConfig
 from pico import Pico
 from places import ROOT, SUPPORT
 
@@ -440,7 +441,9 @@ def test_cells_run_in_this_process_where_that_is_asked_for(
     monkeypatch.setattr(sweep_module, "program", lambda: pytest.fail("a program was looked for"))
     monkeypatch.setattr(sweep_module.Sweep, "write_table", lambda *_: None)
     only = ["--only", "merger=base", "--launcher", "in_process"]
+    before = HydraConfig.instance().cfg
     assert main([*ARGUMENTS, *only]) == 0
+    assert HydraConfig.instance().cfg is before
     (cell,) = collect("out")
     assert not cell.partial and cell.seconds is not None
     assert f"  {cell.command} path.log_dir=" in capsys.readouterr().out

@@ -240,7 +240,7 @@ def test_a_chain_shows_what_it_starts_from_as_its_merged_model() -> None:
     ]
 
 
-def test_what_one_needs_to_have_it_again() -> None:
+def test_notes_tell_how_a_table_was_made() -> None:
     notes = notes_of(make_document(whole(), whole_layout(notes=("α: the paper's",))))
     assert notes["Command"] == ("featcal-table table",)
     assert "fusion_bench method=ta seed=1" in notes["Command of each cell"]

@@ -1,6 +1,6 @@
 """The tokenizer: WordPiece with those of MiniLM's pieces that the training texts use most.
 
-Its pieces are MiniLM's so that their embeddings can be taken over, see ``embeddings.py``.
+Its pieces are MiniLM's so that their embeddings can be taken over, see ``minilm.py``.
 """
 
 from __future__ import annotations
