@@ -383,7 +383,7 @@ def _draw_references(
     align = {BASE: "center", EXPERTS: "center"}
     if base is not None and experts is not None and abs(experts - base) < _NAME_ROOM * (high - low):
         sides = ("right", "left") if base < experts else ("left", "right")
-        align = dict(zip((BASE, EXPERTS), sides, strict=True))
+        align = {BASE: sides[0], EXPERTS: sides[1]}
     for axes in panels:
         (axes.set_xlim if along == "x" else axes.set_ylim)(low, high)
         line = axes.axvline if along == "x" else axes.axhline

@@ -29,8 +29,6 @@ class PublishedRow:
     """One published result.
 
     Attributes:
-        backbone: The model.
-        task_set: Key of the set of tasks.
         tasks: The tasks of the set, which the average runs over.
         label: What tells it from the others of the same backbone and set of tasks.
         source: Where it was read.
@@ -39,8 +37,6 @@ class PublishedRow:
         note: A remark.
     """
 
-    backbone: str
-    task_set: str
     tasks: tuple[str, ...]
     label: str
     source: str
@@ -95,15 +91,13 @@ def _unknown(what: str, name: str, known: Iterable[str], where: str) -> Publishe
 
 @cache
 def _load() -> Mapping[str, Mapping[str, Mapping[str, PublishedRow]]]:
-    with as_file(files(__package__) / _DATA) as path:
+    with as_file(files("featcal_fusionbench.tables") / _DATA) as path:
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
 
-    def row(backbone: str, task_set: str, label: str, entry: Mapping[str, Any]) -> PublishedRow:
+    def row(task_set: str, label: str, entry: Mapping[str, Any]) -> PublishedRow:
         tasks = tuple(content["task_sets"][task_set])
         scores = map(_fraction, entry["scores"]) if "scores" in entry else ()
         return PublishedRow(
-            backbone=backbone,
-            task_set=task_set,
             tasks=tasks,
             label=label,
             source=content["sources"][entry["source"]],
@@ -114,7 +108,7 @@ def _load() -> Mapping[str, Mapping[str, Mapping[str, PublishedRow]]]:
 
     return {
         backbone: {
-            task_set: {label: row(backbone, task_set, label, rows[label]) for label in rows}
+            task_set: {label: row(task_set, label, rows[label]) for label in rows}
             for task_set, rows in task_sets.items()
         }
         for backbone, task_sets in content["fusionbench_checkpoints"].items()

@@ -21,7 +21,7 @@ from .notes import make_notes
 from .results import CellResult
 from .summary import Summary, summarise
 
-__all__ = ["WrittenTable", "make_document", "write_tables"]
+__all__ = ["WrittenTable", "lay_out", "write_tables"]
 
 _DPI = 160
 
@@ -37,11 +37,6 @@ class WrittenTable:
 
     document: Document
     files: tuple[Path, ...]
-
-
-def make_document(results: Sequence[CellResult], layout: TableLayout) -> Document:
-    """Lay a table out as text; arguments and errors as of ``write_tables``."""
-    return _laid_out(results, layout)[0]
 
 
 def write_tables(
@@ -62,7 +57,7 @@ def write_tables(
         PublishedNumberError: The layout names a published result that does not exist.
         OSError: A file cannot be written.
     """
-    document, summary, layout = _laid_out(results, layout)
+    document, summary, layout = lay_out(results, layout)
     directory = Path(directory)
     texts = {
         "table.md": markdown(document),
@@ -80,9 +75,10 @@ def write_tables(
     return WrittenTable(document=document, files=tuple(files))
 
 
-def _laid_out(
+def lay_out(
     results: Sequence[CellResult], layout: TableLayout
 ) -> tuple[Document, Summary, TableLayout]:
+    """A table as text, what its figures show, and its layout; errors as of ``write_tables``."""
     require_one_table(results, layout)
     if results[0].size != "full":  # said in every title, since pictures travel alone
         layout = replace(layout, title=f"{layout.title} ({results[0].size} size)")

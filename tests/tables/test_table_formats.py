@@ -28,7 +28,7 @@ from featcal_fusionbench.tables.published import PublishedNumberError, look_up
 from featcal_fusionbench.tables.results import CellResult
 from featcal_fusionbench.tables.terminal import terminal
 from featcal_fusionbench.tables.text import number_text, percent
-from featcal_fusionbench.tables.write import make_document, write_tables
+from featcal_fusionbench.tables.write import lay_out, write_tables
 
 TA8 = look_up("clip-vit-base-patch32", "TA8", "Pre-trained").tasks
 TALL20 = look_up("clip-vit-base-patch32", "TALL20", "Pre-trained").tasks
@@ -75,6 +75,11 @@ def whole(seeds: tuple[int, ...] = (0, 1)) -> list[CellResult]:
         ("ties", "featcal"): 0.825,
     }
     return [make(m, c, score, seed) for (m, c), score in scores.items() for seed in seeds]
+
+
+def make_document(results: list[CellResult], table: TableLayout) -> Document:
+    document, _, _ = lay_out(results, table)
+    return document
 
 
 def grid_of(document: Document, name: str) -> Grid:
