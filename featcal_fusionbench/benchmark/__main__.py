@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -20,23 +21,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import transformers  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-from featcal_fusionbench.benchmark.cache import Parts  # noqa: E402
-from featcal_fusionbench.benchmark.demo import (  # noqa: E402
-    COLOURS,
-    MEASURES,
-    Demo,
-    depends_on_the_build_alone,
-    row_of,
-    scale_of,
-)
-from featcal_fusionbench.compat import apply_transformers_shim  # noqa: E402
-from featcal_fusionbench.report import write_bytes  # noqa: E402
-from featcal_fusionbench.sweeps.cells import Plan, Selection  # noqa: E402
-from featcal_fusionbench.sweeps.cli import WIDTH, show_failures  # noqa: E402
-from featcal_fusionbench.sweeps.directory import Identity, State  # noqa: E402
-from featcal_fusionbench.sweeps.experiment import load_experiment  # noqa: E402
-from featcal_fusionbench.sweeps.sweep import Sweep, to_run  # noqa: E402
-from featcal_fusionbench.tables.results import CELL_FILE  # noqa: E402
+from ..compat import apply_transformers_shim  # noqa: E402
+from ..report import ReportError, write_bytes  # noqa: E402
+from ..sweeps.cells import Plan, Selection  # noqa: E402
+from ..sweeps.cli import show_failures, wide_console  # noqa: E402
+from ..sweeps.directory import Identity, State  # noqa: E402
+from ..sweeps.experiment import load_experiment  # noqa: E402
+from ..sweeps.sweep import Sweep, to_run  # noqa: E402
+from ..tables.results import CELL_FILE, CellResult  # noqa: E402
+from .cache import Parts  # noqa: E402
+from .demo import COLOURS, MEASURES, Demo, depends_on_the_build_alone  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -82,10 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     # before anything imports FusionBench's task pools
     apply_transformers_shim()
-    console = Console()
-    if not console.is_terminal:
-        # a log file has no width; rich's fallback of 80 columns would cut the table's columns
-        console = Console(width=WIDTH)
+    console = wide_console()
     # loading a vision tower out of a whole CLIP lists the text weights as unexpected, each time
     transformers.logging.set_verbosity_error()
     # their bars of milliseconds would break into the build's
@@ -111,24 +102,20 @@ def _run(options: argparse.Namespace, builds: dict[int, Parts], console: Console
     identity = Identity(table=experiment.name, size="full")
     sweep = Sweep.of(experiment, identity, output / "sweep")
     rows = options.rows or list(COLOURS)
-    plans = [
-        plan
-        for plan in sweep.plan(Selection(seeds=tuple(options.seeds)))
-        if row_of(plan.cell) in rows or scale_of(plan.cell, experiment) is not None
-    ]
+    demo = Demo(options.benchmark, experiment, options.seeds, rows)
+    plans = sweep.plan(Selection(seeds=tuple(options.seeds)))
+    plans = [plan for plan in plans if demo.wants(plan.cell)]
     _start_over(sweep, plans, builds)
     waiting = to_run(plans, sweep.statuses(plans), retry_failed=False)
     statuses = sweep.run(plans, launcher=None)
     show_failures(statuses, console)
-    demo = Demo(options.benchmark, experiment, options.seeds, rows)
-    for plan in plans:
-        if (found := statuses[plan.cell].result) is None:
-            continue
-        if depends_on_the_build_alone(plan.cell):
-            content = (sweep.directory.cell(plan.cell) / CELL_FILE).read_bytes()
-            write_bytes(builds[plan.cell.seed].cell(plan.cell.id), content)
-        demo.add(plan.cell, found, kept=plan not in waiting)
-    if demo.results:
+    for cell in (plan.cell for plan in plans):
+        if (found := statuses[cell].result) is not None:
+            if depends_on_the_build_alone(cell):
+                content = (sweep.directory.cell(cell) / CELL_FILE).read_bytes()
+                write_bytes(builds[cell.seed].cell(cell.id), content)
+            demo.add(cell, found, kept=all(plan.cell != cell for plan in waiting))
+    if demo.runs:
         console.print(demo.write(output))
         for note in demo.notes():
             console.print(note, highlight=False)
@@ -143,8 +130,10 @@ def _start_over(sweep: Sweep, plans: Sequence[Plan], builds: dict[int, Parts]) -
         for cell in (plan.cell for plan in plans):
             shutil.rmtree(sweep.directory.cell(cell), ignore_errors=True)
             kept = builds[cell.seed].cell(cell.id)
-            if depends_on_the_build_alone(cell) and kept.is_file():
-                write_bytes(sweep.directory.cell(cell) / CELL_FILE, kept.read_bytes())
+            # what another release wrote, or is damaged, is measured again
+            with suppress(OSError, ReportError):
+                if depends_on_the_build_alone(cell) and CellResult.read(kept):
+                    write_bytes(sweep.directory.cell(cell) / CELL_FILE, kept.read_bytes())
 
 
 if __name__ == "__main__":

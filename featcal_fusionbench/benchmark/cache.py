@@ -1,4 +1,4 @@
-"""Where the embedded benchmarks keep their parts, and how a recipe names its directory."""
+"""Where the embedded benchmarks keep their builds: what a build is made of names its directory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 CACHE_VARIABLE = "FEATCAL_CACHE_DIR"
 """Environment variable that overrides the cache directory."""
@@ -26,11 +26,56 @@ def cache_root() -> Path:
     return base / "featcal-fusionbench"
 
 
-def recipe_digest(recipe: Any, format_version: int) -> str:
-    """Hash of a recipe (a dataclass) and its format version, 12 hexadecimal digits."""
-    document = {"format": format_version, "recipe": dataclasses.asdict(recipe)}
-    text = json.dumps(document, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+@dataclass(frozen=True)
+class BenchmarkRecipe:
+    """Everything that changes a weight or an input of a build.
+
+    Builds lie in a directory named after the hash of their recipe, so a changed recipe never finds
+    the parts of another one. Two equal recipes give equal builds on one machine.
+
+    Attributes:
+        benchmark: Directory of all its builds, below the cache.
+        directory_variable: Environment variable by which the YAML files find a build.
+        format_version: Raised when the code (not the recipe) changes what a build contains.
+        seed: Seeds all that is drawn.
+    """
+
+    benchmark: ClassVar[str]
+    directory_variable: ClassVar[str]
+    format_version: ClassVar[int]
+
+    seed: int = 0
+
+    def digest(self) -> str:
+        """Hash of the recipe and the format version, 12 hexadecimal digits."""
+        document = {"format": self.format_version, "recipe": dataclasses.asdict(self)}
+        text = json.dumps(document, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def directory(self) -> Path:
+        """Directory of this recipe's build, whether it exists or not."""
+        return cache_root() / self.benchmark / f"{self.digest()}-seed{self.seed}"
+
+    @classmethod
+    def default_link(cls) -> Path:
+        """Stable path of the default recipe's build: what the YAML files point to."""
+        return cache_root() / cls.benchmark / "default"
+
+
+@dataclass(frozen=True)
+class ExpertRecipe:
+    """Fine-tuning of one expert."""
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+
+    @property
+    def schedule(self) -> dict[str, Any]:
+        """What ``training.minimise`` needs to know."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k != "batch_size"}
 
 
 @dataclass(frozen=True)

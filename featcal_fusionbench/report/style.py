@@ -16,7 +16,7 @@ INK, MUTED, GRID = "#222222", "#6B6B6B", "#E4E4E4"
 
 
 def clear_axes(axes: Axes, labelsize: float) -> None:
-    """Leave an axes nothing but a thin line below and its labels."""
+    """Take everything from an axes but the line below and the labels."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(MUTED)

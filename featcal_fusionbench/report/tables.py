@@ -6,6 +6,8 @@ its markup. Whatever colour says is also said in words.
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -30,15 +32,16 @@ def summary_table(report: RunReport) -> Group:
         parts.append(Text(f"error: {report.error}", "bold red"))
     parts += [Text(f"warning: {warning}", "yellow") for warning in report.all_warnings]
     parts += [Text(line) for line in report.details()]
-    costs = []
-    if report.wall_seconds is not None:
-        costs.append(f"{format_duration(report.wall_seconds)} elapsed")
-    if report.cpu_seconds is not None:
-        costs.append(f"{format_duration(report.cpu_seconds)} CPU")
-    if report.peak_memory_bytes is not None:
-        costs.append(f"peak memory {format_bytes(report.peak_memory_bytes)}")
-    if report.peak_device_bytes is not None:
-        costs.append(f"on the GPU {format_bytes(report.peak_device_bytes)}")
+    costs = [
+        text.format(as_text(value))
+        for text, as_text, value in (
+            ("{} elapsed", format_duration, report.wall_seconds),
+            ("{} CPU", format_duration, report.cpu_seconds),
+            ("peak memory {}", format_bytes, report.peak_memory_bytes),
+            ("on the GPU {}", format_bytes, report.peak_device_bytes),
+        )
+        if value is not None
+    ]
     if costs:
         parts.append(Text(f"cost: {', '.join(costs)}"))
     parts += [Text(f"{name}: {path}") for name, path in report.outputs.items()]
@@ -52,13 +55,8 @@ def task_table(title: str, *columns: str) -> Table:
         title: What it shows.
         columns: Headings of the other columns.
     """
-    table = Table(
-        title=Text(title, "bold"),
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1),
-    )
+    style: Any = {"title_justify": "left", "box": SIMPLE_HEAD, "pad_edge": False}
+    table = Table(title=Text(title, "bold"), **style, padding=(0, 1))
     table.add_column("task", overflow="fold")
     for name in columns:
         table.add_column(name, justify="right", overflow="fold")

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = [
-    "format_bytes",
-    "format_change",
-    "format_duration",
-    "relative_name",
-    "split_index",
-]
+__all__ = ["format_bytes", "format_change", "format_duration", "relative_name", "split_index"]
 
 
 def format_bytes(count: float) -> str:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 
 from .errors import SweepError
 
@@ -17,8 +16,9 @@ def environment_of(benchmark: str | None, seed: int) -> dict[str, str]:
     """Environment variables by which the pools find a seed's build; none without a benchmark."""
     if benchmark is None:
         return {}
-    recipe = import_module(f"featcal_fusionbench.benchmark.{benchmark}.recipe")
-    return {recipe.DIRECTORY_VARIABLE: str(Path(recipe.Recipe(seed=seed).directory()).absolute())}
+    module = import_module(f"featcal_fusionbench.benchmark.{benchmark}.recipe")
+    recipe = module.Recipe(seed=seed)
+    return {recipe.directory_variable: str(recipe.directory().absolute())}
 
 
 def make_builds(benchmark: str, seeds: Sequence[int]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from .command_line import (
     shell_command,
     take_expert,
 )
-from .errors import ExperimentError, unknown
-from .experiment import REFERENCE_ROWS, Calibrator, Experiment, Merger
+from .errors import ExperimentError, require_known
+from .experiment import REFERENCE_ROWS, Calibrator, Experiment, Merger, SizeSettings
 from .pools import Pools
 
-__all__ = ["Cell", "Plan", "Run", "Selection", "cells_of", "plan_cells"]
+__all__ = ["Plan", "Planner", "Run", "Selection", "cells_of"]
 
 
 @dataclass(frozen=True)
@@ -62,27 +62,22 @@ class Selection:
         Raises:
             ExperimentError: A name is unknown, or a list cannot be read.
         """
-        chosen: dict[str, list[str]] = {}
-        key = ""
+        chosen: dict[str, list[str]] = {"merger": [], "calibrator": []}
+        keys = {"merger": (*REFERENCE_ROWS, *experiment.rows_shown)}
+        keys |= {"calibrator": experiment.columns_shown}
+        axis = ""
         for part in ",".join(only).split(",") if only else ():
-            name, equals, value = part.strip().partition("=")
-            if equals:
-                key, name = name, value
-            if key not in ("merger", "calibrator"):
+            axis, key = part.strip().split("=", 1) if "=" in part else (axis, part.strip())
+            if axis not in chosen:
                 raise ExperimentError(
                     f"--only {part!r} is not readable: give merger=KEY,… and calibrator=KEY,…"
                 )
-            chosen.setdefault(key, []).append(name)
-        for row in chosen.get("merger", ()):
-            known = (*REFERENCE_ROWS, *experiment.rows_shown)
-            if row not in known:
-                raise unknown(f"row of {experiment.name}", row, known)
-        for column in chosen.get("calibrator", ()):
-            if column not in experiment.columns_shown:
-                raise unknown(f"column of {experiment.name}", column, experiment.columns_shown)
+            what = {"merger": "row", "calibrator": "column"}[axis]
+            require_known(f"{what} of {experiment.name}", [key], keys[axis])
+            chosen[axis].append(key)
         return cls(
-            mergers=tuple(chosen["merger"]) if "merger" in chosen else None,
-            calibrators=tuple(chosen["calibrator"]) if "calibrator" in chosen else None,
+            mergers=tuple(chosen["merger"]) or None,
+            calibrators=tuple(chosen["calibrator"]) or None,
             seeds=_seeds(seeds, experiment.sizes[size].seeds),
             tasks=tuple(task.strip() for task in tasks.split(",")) if tasks else None,
         )
@@ -185,19 +180,11 @@ def cells_of(experiment: Experiment, size: Size, seeds: Sequence[int]) -> list[C
     ]
 
 
-def plan_cells(
-    experiment: Experiment,
-    size: Size,
-    selection: Selection,
-    pools: Pools,
-    models: Path,
-    *,
-    extra: Sequence[str] = (),
-    config_dir: Path | None = None,
-) -> list[Plan]:
-    """Plan the wanted cells and those that they need, in an order that can be followed.
+@dataclass(frozen=True, kw_only=True)
+class Planner:
+    """Plans a table's cells.
 
-    Args:
+    Attributes:
         experiment: The table.
         size: Its size.
         selection: What is wanted.
@@ -205,148 +192,119 @@ def plan_cells(
         models: Directory of saved merged models.
         extra: Overrides of all runs that the user adds.
         config_dir: A further directory with configs.
-
-    Raises:
-        ExperimentError: Nothing is selected, or a task does not exist.
     """
-    planner = _Planner(experiment, size, selection, pools, models, extra, config_dir)
-    everything = cells_of(experiment, size, selection.seeds or (0,))
-    wanted = [cell for cell in everything if selection.has(cell)]
-    if not wanted:
-        raise ExperimentError(
-            f"--only leaves no cell of {experiment.name}: not every row has every column."
-        )
-    order: dict[Cell, None] = {}
 
-    def add(cell: Cell) -> None:
-        if needed := planner.needed(cell):
-            add(needed)
-        order.setdefault(cell)
+    experiment: Experiment
+    size: Size
+    selection: Selection
+    pools: Pools
+    models: Path
+    extra: Sequence[str] = ()
+    config_dir: Path | None = None
 
-    for cell in wanted:
-        add(cell)
-    # What anyone could start from is saved, wanted now or not: the table may be completed later.
-    saved = {planner.needed(cell) for cell in (*everything, *order)}
-    plans = [planner.plan(cell, cell in saved) for cell in order]
-    return sorted(plans, key=lambda plan: plan.stage)
+    def plans(self) -> list[Plan]:
+        """Plan the wanted cells and those that they need, in an order that can be followed.
 
-
-class _Planner:
-    def __init__(
-        self,
-        experiment: Experiment,
-        size: Size,
-        selection: Selection,
-        pools: Pools,
-        models: Path,
-        extra: Sequence[str],
-        config_dir: Path | None,
-    ) -> None:
-        self._experiment = experiment
-        self._size: Size = size
-        self._pools = pools
-        self._models = models
-        self._config_dir = None if config_dir is None else str(config_dir)
-        settings = experiment.sizes[size]
-        for chosen in (experiment.tasks, settings.tasks, selection.tasks):
-            pools.require_tasks(chosen or ())
-        self.tasks = _among(pools.tasks, experiment.tasks)
-        self._evaluated = _among(_among(self.tasks, settings.tasks), selection.tasks)
+        Raises:
+            ExperimentError: Nothing is selected, or a task does not exist.
+        """
+        experiment = self.experiment
+        for chosen in (experiment.tasks, self._sized.tasks, self.selection.tasks):
+            require_known("task", chosen or (), self.pools.tasks)
         if not self._evaluated:
-            raise ExperimentError(f"--tasks leaves none of {', '.join(self.tasks)}.")
-        self._common = (
-            *experiment.pools,
-            *experiment.overrides,
-            *settings.overrides,
-            *pools.restricted_to(self._evaluated),
-            *extra,
-        )
+            raise ExperimentError(f"--tasks leaves none of {', '.join(self._tasks)}.")
+        everything = cells_of(experiment, self.size, self.selection.seeds or (0,))
+        wanted = [cell for cell in everything if self.selection.has(cell)]
+        if not wanted:
+            raise ExperimentError(
+                f"--only leaves no cell of {experiment.name}: not every row has every column."
+            )
+        # each cell after what it needs, and only once
+        order = dict.fromkeys(link for cell in wanted for link in reversed(self._chain(cell)))
+        # saved is what any cell could start from, wanted now or not: more may be wanted later
+        saved = {link for cell in (*everything, *order) for link in self._chain(cell)[1:2]}
+        plans = [self._plan(cell, cell in saved) for cell in order]
+        return sorted(plans, key=lambda plan: plan.stage)
 
-    def needed(self, cell: Cell) -> Cell | None:
-        """The cell whose model a cell starts from."""
-        if cell.is_reference or not self._experiment.save_merged:
-            return None
-        merger = self._experiment.mergers[cell.merger]
-        if merger.origin:
-            row, column = merger.origin
-        elif cell.calibrator == NO_CALIBRATOR:
-            return None
-        else:
+    @property
+    def _sized(self) -> SizeSettings:
+        return self.experiment.sizes[self.size]
+
+    @property
+    def _tasks(self) -> tuple[str, ...]:
+        return _among(self.pools.tasks, self.experiment.tasks)
+
+    @property
+    def _evaluated(self) -> tuple[str, ...]:
+        return _among(_among(self._tasks, self._sized.tasks), self.selection.tasks)
+
+    def _chain(self, cell: Cell) -> list[Cell]:
+        """A cell, then the cell whose model it starts from, and so on."""
+        if cell.is_reference or not self.experiment.save_merged:
+            return [cell]
+        if origin := self.experiment.mergers[cell.merger].origin:
+            row, column = origin
+        elif cell.calibrator != NO_CALIBRATOR:
             row, column = cell.merger, NO_CALIBRATOR
-        return Cell(row, column, cell.seed if self._experiment.is_random(row, column) else 0)
+        else:
+            return [cell]
+        seed = cell.seed if self.experiment.is_random(row, column) else 0
+        return [cell, *self._chain(Cell(row, column, seed))]
 
-    def plan(self, cell: Cell, saves: bool) -> Plan:
-        needs = self.needed(cell)
-        runs = self._runs(cell, needs)
-        standalone = [self._standalone(cell)] if cell.merger != EXPERTS else [*runs]
+    def _plan(self, cell: Cell, saves: bool) -> Plan:
+        _, *needed = self._chain(cell)
+        from_nothing = runs = self._runs(cell)
+        if needed:
+            calibrator = self.experiment.calibrators[cell.calibrator]
+            saved_model = override("method.merged_model", str(self.models / needed[0].id))
+            method = [*self._method("method", calibrator, cell), saved_model]
+            runs = (self._run(method, cell, calibrator),)
+        environment = environment_of(self.experiment.build, cell.seed)
         return Plan(
             cell=cell,
-            needs=needs,
+            needs=needed[0] if needed else None,
             saves=saves,
             runs=runs,
-            command=" && ".join(self._shell(cell, run) for run in standalone),
-            tasks=self.tasks,
+            command=" && ".join(shell_command(run.arguments, environment) for run in from_nothing),
+            tasks=self._tasks,
             labels=self._labels(cell),
-            stage=self._stage(cell),
+            stage=len(needed),
         )
 
-    def _stage(self, cell: Cell) -> int:
-        needs = self.needed(cell)
-        return 0 if needs is None else 1 + self._stage(needs)
-
-    def _runs(self, cell: Cell, needs: Cell | None) -> tuple[Run, ...]:
+    def _runs(self, cell: Cell) -> tuple[Run, ...]:
+        """What makes a cell from nothing: the merger nested in its calibrators, in one run."""
         if cell.merger == EXPERTS:
             return tuple(self._expert_run(cell, task) for task in self._evaluated)
-        if needs is None:
-            return (self._standalone(cell),)
-        calibrator = self._experiment.calibrators[cell.calibrator]
-        method = [
-            *self._method("method", calibrator, cell, outermost=True),
-            override("method.merged_model", str(self._models / needs.id)),
-        ]
+        if cell.merger == BASE:
+            return (self._run(BASE_METHOD, cell, None),)
+        calibrator = self.experiment.calibrators[cell.calibrator]
+        method = self._method("method", calibrator, cell)
+        method += self._upstream("method.merger", self.experiment.mergers[cell.merger], cell)
         return (self._run(method, cell, calibrator),)
 
     def _expert_run(self, cell: Cell, task: str) -> Run:
-        # every expert is evaluated on its own task only
-        others = (
-            *self._common,
-            *evaluate_only([task], self._remaining_taskpool()),
-            override("seed", cell.seed),
-        )
-        method = take_expert(self._pools.experts[task])
-        return Run(f"run-{task}", self._config_dir, method, others, task)
-
-    def _remaining_taskpool(self) -> Mapping[str, Any]:
-        """The task pool without what the table's own overrides have taken out already."""
-        taskpool = dict(self._pools.taskpool)
-        if "test_datasets" in taskpool:
-            kept = {t: v for t, v in taskpool["test_datasets"].items() if t in self._evaluated}
-            return {"test_datasets": kept}
-        return taskpool
-
-    def _standalone(self, cell: Cell) -> Run:
-        """The whole chain in one command: the merger nested in its calibrators."""
-        if cell.merger == BASE:
-            return self._run(BASE_METHOD, cell, None)
-        calibrator = self._experiment.calibrators[cell.calibrator]
-        method = self._method("method", calibrator, cell, outermost=True)
-        method += self._upstream("method", self._experiment.mergers[cell.merger], cell)
-        return self._run(method, cell, calibrator)
+        """Evaluate an expert, on its own task alone."""
+        taskpool = dict(self.pools.taskpool)
+        if "test_datasets" in taskpool:  # the table's own overrides have taken out the others
+            tests = taskpool["test_datasets"]
+            taskpool["test_datasets"] = {t: tests[t] for t in tests if t in self._evaluated}
+        run = self._run(take_expert(self.pools.experts[task]), cell, None)
+        alone, seed = evaluate_only([task], taskpool), run.others[-1]
+        others = (*run.others[:-1], *alone, seed)
+        return replace(run, label=f"run-{task}", others=others, task=task)
 
     def _upstream(self, place: str, merger: Merger, cell: Cell) -> list[str]:
-        place = f"{place}.merger"
         if merger.origin is None:
-            settings = settings_overrides(place, merger.settings_at(self._size))
+            settings = settings_overrides(place, merger.settings_at(self.size))
             return [f"method@{place}={merger.config}", *settings]
         row, column = merger.origin
-        origin = self._experiment.calibrators[column]
-        here = self._method(place, origin, cell, outermost=False)
-        return [*here, *self._upstream(place, self._experiment.mergers[row], cell)]
+        here = self._method(place, self.experiment.calibrators[column], cell)
+        upstream = self._upstream(f"{place}.merger", self.experiment.mergers[row], cell)
+        return [*here, *upstream]
 
-    def _method(
-        self, place: str, calibrator: Calibrator, cell: Cell, *, outermost: bool
-    ) -> list[str]:
-        settings = calibrator.settings_at(self._size)
+    def _method(self, place: str, calibrator: Calibrator, cell: Cell) -> list[str]:
+        settings = calibrator.settings_at(self.size)
+        outermost = place == "method"
         if outermost:
             settings |= dict(cell.point)
         if calibrator.random:
@@ -355,18 +313,23 @@ class _Planner:
         return [f"{choice}={calibrator.config}", *settings_overrides(place, settings)]
 
     def _run(self, method: Sequence[str], cell: Cell, calibrator: Calibrator | None) -> Run:
-        overrides = calibrator.overrides if calibrator else ()
-        others = (*self._common, *overrides, override("seed", cell.seed))
-        return Run("run", self._config_dir, tuple(method), others)
-
-    def _shell(self, cell: Cell, run: Run) -> str:
-        return shell_command(run.arguments, environment_of(self._experiment.build, cell.seed))
+        others = (
+            *self.experiment.pools,
+            *self.experiment.overrides,
+            *self._sized.overrides,
+            *self.pools.restricted_to(self._evaluated),
+            *self.extra,
+            *(calibrator.overrides if calibrator else ()),
+            override("seed", cell.seed),
+        )
+        config_dir = None if self.config_dir is None else str(self.config_dir)
+        return Run("run", config_dir, tuple(method), others)
 
     def _labels(self, cell: Cell) -> tuple[str, ...]:
         if cell.is_reference:
             return ()
-        merger = self._experiment.mergers[cell.merger]
-        labels = [*merger.labels, *self._experiment.calibrators[cell.calibrator].labels]
+        merger = self.experiment.mergers[cell.merger]
+        labels = [*merger.labels, *self.experiment.calibrators[cell.calibrator].labels]
         if merger.origin:
             labels += self._labels(Cell(*merger.origin, cell.seed))
         # the one that tables look for comes first

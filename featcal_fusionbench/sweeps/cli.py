@@ -10,27 +10,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.filesize import decimal
 from rich.table import Table
 
 from ..report.errors import ReportError, UnwritableDirectoryError
+from ..report.text import format_bytes, format_duration
 from ..tables.checks import TableError
 from ..tables.published import PublishedNumberError
+from ..tables.results import Cell
 from ..tables.terminal import terminal
-from .cells import Cell, Plan, Selection
-from .cost import MODEL, Estimate, Estimator
+from .cells import Plan, Selection
 from .directory import Identity, State, Status
 from .errors import ExperimentError, SweepError
+from .estimate import MODEL, Estimator
 from .experiment import load_experiment, table_names
 from .launchers import LAUNCHERS, require_launcher
-from .outcome import write_outcome
 from .preflight import Found, Place
 from .sweep import Sweep, to_run
 
-__all__ = ["main", "show_failures"]
+__all__ = ["main", "show_failures", "wide_console"]
 
 PROGRAM = "featcal-table"
-WIDTH = 130
 
 _REFUSALS = (
     ExperimentError,
@@ -98,10 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0 if all wanted cells are done, 1 if some are not, 2 if nothing was begun.
     """
     options = parse_arguments(arguments)
-    console = Console()
-    if not console.is_terminal:
-        # a log file has no width; rich's fallback of 80 columns would cut the columns
-        console = Console(width=WIDTH)
+    console = wide_console()
     try:
         if options.list:
             _list(options, console)
@@ -113,6 +109,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{PROGRAM}: stopped; the same command goes on from here", file=sys.stderr)
         return 130
+
+
+def wide_console() -> Console:
+    """A console for wide tables: a log file has no width, and rich's 80 columns would cut some."""
+    console = Console()
+    return console if console.is_terminal else Console(width=130)
 
 
 def _list(options: argparse.Namespace, console: Console) -> None:
@@ -195,9 +197,9 @@ class _Command:
         experiment, identity = self.sweep.experiment, self.sweep.identity
         tasks = identity.tasks or experiment.sizes[identity.size].tasks or experiment.tasks
         estimator = Estimator(
-            experiment,
-            len(tasks or self.sweep.pools.tasks),
-            {cell: s.result for cell, s in statuses.items() if s.result is not None},
+            experiment=experiment,
+            tasks=len(tasks or self.sweep.pools.tasks),
+            results={cell: s.result for cell, s in statuses.items() if s.result is not None},
             size=identity.size,
             gpu=torch.cuda.is_available(),
         )
@@ -207,21 +209,17 @@ class _Command:
         for name in ("time", "memory", "saved model"):
             table.add_column(name, justify="right")
         estimates = {plan.cell: estimator.of(plan.cell) for plan in plans}
+        model_bytes = estimator.model_bytes
         for plan in plans:
-            estimate = estimates[plan.cell]
-            table.add_row(
-                plan.cell.id,
-                statuses[plan.cell].state.value,
-                estimate.mark + _duration(estimate.seconds),
-                _memory(estimate),
-                decimal(round(estimator.model_bytes())) if plan.saves else "",
-            )
+            cell, estimate = plan.cell, estimates[plan.cell]
+            saved = format_bytes(model_bytes) if plan.saves else ""
+            table.add_row(cell.id, statuses[cell].state.value, *estimate.texts, saved)
         self.console.print(table)
         seconds = sum(estimates[plan.cell].seconds for plan in waiting)
-        disk = estimator.model_bytes() * sum(plan.saves for plan in waiting)
+        disk = model_bytes * sum(plan.saves for plan in waiting)
         self.console.print(
             f"{_count(statuses)}. To run: {len(waiting)} cells, one after the other in "
-            f"{_duration(seconds)}; saved models take {decimal(round(disk))}."
+            f"{format_duration(seconds)}; saved models take {format_bytes(disk)}."
         )
         if any(not estimate.measured for estimate in estimates.values()):
             self.console.print(MODEL, highlight=False)
@@ -233,19 +231,16 @@ class _Command:
             table.add_column(name, justify="right" if name == "size" else "left")
         for item in found:
             where = item.place.value + (f": {item.problem}" if item.problem else "")
-            table.add_row(item.source.title, where, decimal(item.bytes) if item.bytes else "")
+            table.add_row(item.source.title, where, format_bytes(item.bytes) if item.bytes else "")
         if found:
             self.console.print(table)
         downloads = [item.bytes or 0 for item in found if item.place is Place.HUB]
-        self.console.print(
-            f"{len(downloads)} to download"
-            + (f", {decimal(sum(downloads))}" if any(downloads) else "")
-            + f"; {sum(item.place is Place.MISSING for item in found)} missing"
-        )
+        size = f", {format_bytes(sum(downloads))}" if any(downloads) else ""
+        missing = sum(item.place is Place.MISSING for item in found)
+        self.console.print(f"{len(downloads)} to download{size}; {missing} missing")
         if self.sweep.experiment.build:
-            self.console.print(
-                "what is missing of the embedded benchmark is built before the first cell"
-            )
+            later = "is built before the first cell"
+            self.console.print(f"what is missing of the embedded benchmark {later}")
 
     def _write(self, statuses: Mapping[Cell, Status]) -> None:
         """The table of what is wanted now and of what else is done, from earlier sweeps."""
@@ -255,13 +250,7 @@ class _Command:
             for cell, status in (self.sweep.statuses(everything) | dict(statuses)).items()
             if cell in statuses or status.state is State.DONE
         }
-        written = write_outcome(
-            self.sweep.experiment,
-            self.sweep.pools,
-            shown,
-            self.sweep.directory,
-            _table_command(self.options),
-        )
+        written = self.sweep.write_table(shown, _table_command(self.options))
         if written is not None:
             self.console.print(terminal(written.document))
             self.console.print(f"written: {', '.join(path.name for path in written.files)}")
@@ -297,20 +286,6 @@ def _table_command(options: argparse.Namespace) -> str:
     ):
         command += [] if value is None else [flag, str(value)]
     return shlex.join([*command, *_own_overrides(options)])
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
-
-
-def _memory(estimate: Estimate) -> str:
-    if estimate.memory_bytes is None:
-        return ""
-    return estimate.mark + decimal(round(estimate.memory_bytes))
 
 
 if __name__ == "__main__":

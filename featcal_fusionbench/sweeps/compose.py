@@ -110,6 +110,7 @@ def _compose(
     if root is None:
         raise ExperimentError("FusionBench is not installed: pip install fusion-bench.")
     others = ",".join(f"'file://{other}'" for other in config_roots(config_dir) if other != root)
+    outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(root), version_base=None):
@@ -122,6 +123,8 @@ def _compose(
         raise ExperimentError(
             f"FusionBench's configuration cannot be composed with {' '.join(overrides)}: {error}"
         ) from error
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
 def plain(node: Any, *, resolve: bool) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from filelock import FileLock, Timeout
 from ..report.codec import from_json
 from ..report.errors import ReportError
 from ..report.files import read_json, require_writable, write_json
-from ..tables.results import CELL_FILE, CellResult, Size
-from .cells import Cell, Plan
+from ..tables.results import CELL_FILE, Cell, CellResult, Size
+from .cells import Plan
 from .errors import SweepError
 
 __all__ = ["Failure", "Identity", "Job", "State", "Status", "SweepDirectory"]
@@ -195,7 +195,7 @@ class SweepDirectory:
             lock.release()
 
     def begin(self, identity: Identity) -> None:
-        """Write down whose the directory is, once nothing speaks against running cells."""
+        """Record which sweep the directory belongs to, once all checks before a run are passed."""
         write_json(self.path / IDENTITY_FILE, identity)
 
     def write_job(self, job: Job) -> None:
@@ -265,8 +265,3 @@ def is_running(directory: Path) -> bool:
             return False
     except Timeout:
         return True
-
-
-def write_failure(directory: Path, failure: Failure) -> None:
-    """Write down why a cell has no result."""
-    write_json(directory / FAILURE_FILE, failure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["ExperimentError", "SweepError", "unknown"]
+__all__ = ["ExperimentError", "SweepError", "require_known"]
 
 
 class ExperimentError(ValueError):
@@ -16,15 +16,20 @@ class SweepError(RuntimeError):
     """A sweep cannot start: its directory, its launcher, or what it would read is not usable."""
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> ExperimentError:
-    """The error for a name that does not exist, with near names or all of them.
+def require_known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Make sure that names exist.
 
     Args:
-        what: What was to be named, with its place: ``table``, ``row of clip-…``.
-        name: What was given.
+        what: What they name, with its place: ``table``, ``row of clip-…``.
+        names: What was given.
         known: All names.
+
+    Raises:
+        ExperimentError: One does not exist; the message has near names, or all of them.
     """
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=3)
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(known)}."
-    return ExperimentError(f"There is no {what} {name!r}. {hint}")
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(known)}."
+            raise ExperimentError(f"There is no {what} {name!r}. {hint}")

@@ -12,7 +12,7 @@ from ..report.errors import ReportError
 from ..tables.layout import PublishedValues
 from ..tables.results import BASE, EXPERTS, NO_CALIBRATOR, Size
 from .compose import compose_group, config_roots, plain
-from .errors import ExperimentError, unknown
+from .errors import ExperimentError, require_known
 
 __all__ = [
     "Calibrator",
@@ -203,31 +203,22 @@ class Experiment:
             raise ExperimentError(f"{where}: calibrators has no {NO_CALIBRATOR!r}.")
         if set(self.sizes) != {"full", "smoke"}:
             raise ExperimentError(f"{where}: sizes should be full and smoke, not {[*self.sizes]}.")
-        for row in self.rows or ():
-            if row not in self.mergers:
-                raise unknown(f"row of {where}", row, self.mergers)
-        for column in self.columns or ():
-            if column not in self.calibrators:
-                raise unknown(f"column of {where}", column, self.calibrators)
+        require_known(f"row of {where}", self.rows or (), self.mergers)
+        require_known(f"column of {where}", self.columns or (), self.calibrators)
+        first_rows = [key for key, merger in self.mergers.items() if not merger.after]
         for key, merger in self.mergers.items():
             if bool(merger.config) == bool(merger.after):
                 raise ExperimentError(f"{where}: row {key} needs one of config and after.")
+            columns = merger.calibrators or ()
             if merger.origin:
                 row, column = merger.origin
-                if row not in self.mergers or self.mergers[row].after:
-                    raise unknown(f"row of {where}, as {key} comes after it,", row, self.mergers)
-                if column not in self.calibrators:
-                    raise unknown(f"column of {where}, for row {key},", column, self.calibrators)
-            for column in merger.calibrators or ():
-                if column not in self.calibrators:
-                    raise unknown(f"column of {where}, for row {key},", column, self.calibrators)
+                require_known(f"row of {where}, as {key} comes after it,", [row], first_rows)
+                columns = (column, *columns)
+            require_known(f"column of {where}, for row {key},", columns, self.calibrators)
         for name, curve in self.curves.items():
-            for row in curve.mergers:
-                if row not in self.rows_shown:
-                    raise unknown(f"row of {where}, for curve {name},", row, self.rows_shown)
-            for column in curve.calibrators:
-                if column not in self.columns_shown:
-                    raise unknown(f"column of {where}, for curve {name},", column, self.calibrators)
+            place = f"of {where}, for curve {name},"
+            require_known(f"row {place}", curve.mergers, self.rows_shown)
+            require_known(f"column {place}", curve.calibrators, self.columns_shown)
 
     @property
     def rows_shown(self) -> tuple[str, ...]:
@@ -301,9 +292,7 @@ def load_experiment(name: str, config_dir: Path | None = None) -> Experiment:
     Raises:
         ExperimentError: There is no such table, or its file is wrong; the message says where.
     """
-    names = table_names(config_dir)
-    if name not in names:
-        raise unknown("table", name, names)
+    require_known("table", [name], table_names(config_dir))
     # Not resolved: overrides may hold interpolations, for FusionBench's configuration.
     content = plain(compose_group(GROUP, name, config_dir), resolve=False)
     try:
@@ -320,8 +309,7 @@ def _inherited(name: str, content: Mapping[Any, Any]) -> dict[str, Any]:
     for key, column in columns.items():
         column = dict(column)
         if like := column.pop("like", None):
-            if like not in columns:
-                raise unknown(f"column of config/{GROUP}/{name}.yaml, for {key},", like, columns)
+            require_known(f"column of config/{GROUP}/{name}.yaml, for {key},", [like], columns)
             # the sources are told once, with the column that has them
             column = {k: v for k, v in columns[like].items() if k != "source"} | column
         filled[key] = column

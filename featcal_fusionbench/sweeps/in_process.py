@@ -30,10 +30,15 @@ def run_program(overrides: Sequence[str], config_dir: Path | None, log_dir: Path
     from fusion_bench.utils.instantiate_utils import set_print_function_call
 
     config = compose_program([*overrides, _SILENCE], config_dir, log_dir)
-    HydraConfig.instance().set_config(config)
-    with open_dict(config):
-        del config["hydra"]
-    OmegaConf.resolve(config)
-    # its option of the same name has no effect (0.2.33): a panel for every data set and model
-    with set_print_function_call(False):
-        instantiate(config).run()
+    hydra = HydraConfig.instance()
+    before = hydra.cfg
+    hydra.set_config(config)
+    try:
+        with open_dict(config):
+            del config["hydra"]
+        OmegaConf.resolve(config)
+        # its option of the same name has no effect (0.2.33): a panel for every data set and model
+        with set_print_function_call(False):
+            instantiate(config).run()
+    finally:
+        hydra.cfg = before

@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,9 +30,10 @@ from filelock import FileLock, Timeout
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig
 
-from ..report import ModelIdentity, RunReport, collect_versions, describe_machine
+from ..report import RunReport, collect_versions, describe_machine
 from ..report.errors import ReportError
 from ..report.files import read_json, write_json, write_text
+from ..report.text import format_duration
 from ..tables.results import ACCURACY, CELL_FILE, EXPERTS, SPEARMAN_RHO, CellResult, Metric
 from .cells import Run
 from .command_line import environment_variables, override, shell_command
@@ -44,7 +45,6 @@ from .directory import (
     Job,
     SweepDirectory,
     job_lock,
-    write_failure,
 )
 
 __all__ = ["CONFIG_NAME", "main", "run_cell"]
@@ -80,70 +80,75 @@ def main(config: DictConfig) -> None:
     run_cell(Path(config.sweep), config.cell)
 
 
-def run_cell(sweep: Path, cell: str) -> bool:
+def run_cell(sweep: Path, cell: str) -> None:
     """Make a cell: its result or its failure is then in its directory.
+
+    A cell that another process is at is left to that one.
 
     Args:
         sweep: The sweep's directory.
         cell: The cell's id.
-
-    Returns:
-        Whether it is done. A cell that another process is at is left to that one.
     """
     directory = sweep / "cells" / cell
     try:
         with job_lock(directory).acquire(timeout=0), _terminable():
-            return _run(sweep, directory, cell)
+            _make(sweep, directory, cell)
     except Timeout:
         print(f"{cell}: another process is at it", flush=True)
-        return False
 
 
-def _run(sweep: Path, directory: Path, cell: str) -> bool:
+class _Failed(Exception):
+    """A cell cannot be made: the reason, the command that failed, and its log."""
+
+
+def _make(sweep: Path, directory: Path, cell: str) -> None:
     job = Job.read(directory / JOB_FILE)
     _end_orphan(directory)
     for name in (CELL_FILE, FAILURE_FILE):
         (directory / name).unlink(missing_ok=True)
     print(f"{cell}: started", flush=True)
     started = datetime.now(timezone.utc)
-    runs = job.plan.runs
-    with _device(sweep, job) as device:
-        for run in runs:
-            log_dir = directory / run.label
-            shutil.rmtree(log_dir, ignore_errors=True)
-            log_dir.mkdir(parents=True)
-            files = _files(sweep, job, log_dir)
-            if job.program:
-                command = [*job.program, *run.arguments, *files]
-                reason = _call(command, job, device, directory, log_dir / LOG_FILE)
-            else:
-                command = ["fusion_bench", *run.arguments, *files]
-                reason = _run_here(run, files, job, log_dir)
-            if reason is None:
-                reason = _lacking(log_dir)
-            if reason is not None:
-                _fail(directory, cell, shlex.join(command), reason, log_dir / LOG_FILE, started)
-                return False
     try:
+        with _device(sweep, job) as device:
+            for run in job.plan.runs:
+                _run(run, job, device, sweep, directory)
         result = _result(job, directory, started)
-    except (OSError, ReportError, ValueError) as error:
-        reason = f"what the runs left cannot be read: {error}"
-        log = directory / runs[-1].label / LOG_FILE
-        _fail(directory, cell, job.plan.command, reason, log, started)
-        return False
+    except _Failed as failed:
+        reason, command, log = failed.args
+        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        failure = Failure(
+            command=command,
+            reason=reason,
+            log=str(log),
+            tail=tuple(text.splitlines()[-TAIL_LINES:]),
+            started=started,
+            finished=datetime.now(timezone.utc),
+        )
+        write_json(directory / FAILURE_FILE, failure)
+        print(f"{cell}: FAILED, {reason}; see {log}", flush=True)
+        return
     result.write(directory / CELL_FILE)
     seconds = (result.finished - started).total_seconds()
-    print(f"{cell}: done in {seconds:.0f} s", flush=True)
-    return True
+    print(f"{cell}: done in {format_duration(seconds)}", flush=True)
 
 
-def _files(sweep: Path, job: Job, log_dir: Path) -> list[str]:
-    """Overrides that say where a run's files go."""
-    overrides = [override("path.log_dir", log_dir)]
+def _run(run: Run, job: Job, device: Mapping[str, str], sweep: Path, directory: Path) -> None:
+    log_dir = directory / run.label
+    shutil.rmtree(log_dir, ignore_errors=True)
+    log_dir.mkdir(parents=True)
+    files = [override("path.log_dir", log_dir)]
     if job.plan.saves:
         model = SweepDirectory(sweep).model(job.plan.cell)
-        overrides.append(override("merged_model_save_path", model))
-    return overrides
+        files.append(override("merged_model_save_path", model))
+    command = [*(job.program or ("fusion_bench",)), *run.arguments, *files]
+    if job.program:
+        reason = _call(command, job, device, directory, log_dir / LOG_FILE)
+    else:
+        reason = _run_here(run, files, job, log_dir)
+    if reason is None and not (log_dir / PROGRAM_REPORT).is_file():
+        reason = "the run ended well, but left no report of its scores"
+    if reason is not None:
+        raise _Failed(reason, shlex.join(command), log_dir / LOG_FILE)
 
 
 def _run_here(run: Run, files: Sequence[str], job: Job, log_dir: Path) -> str | None:
@@ -184,7 +189,8 @@ def _call(
             write_json(directory / PROCESS_FILE, {"pid": process.pid, "born": born})
             code = process.wait()
         finally:
-            _end(psutil.Process(process.pid) if process.poll() is None else None)
+            if process.poll() is None:
+                _end(psutil.Process(process.pid))
             (directory / PROCESS_FILE).unlink(missing_ok=True)
     if code < 0:
         name = signal.Signals(-code).name
@@ -193,66 +199,50 @@ def _call(
     return None if code == 0 else f"exit status {code}"
 
 
-def _lacking(log_dir: Path) -> str | None:
-    """What a run that ended well has not left."""
-    if not (log_dir / PROGRAM_REPORT).is_file():
-        return "the run ended well, but left no report of its scores"
-    return None
-
-
-def _fail(
-    directory: Path, cell: str, command: str, reason: str, log: Path, started: datetime
-) -> None:
-    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    failure = Failure(
-        command=command,
-        reason=reason,
-        log=str(log),
-        tail=tuple(text.splitlines()[-TAIL_LINES:]),
-        started=started,
-        finished=datetime.now(timezone.utc),
-    )
-    write_failure(directory, failure)
-    print(f"{cell}: FAILED, {reason}; see {log}", flush=True)
-
-
 def _result(job: Job, directory: Path, started: datetime) -> CellResult:
     """Put together what the runs have left."""
+    plan, cell = job.plan, job.plan.cell
     scores: dict[str, float] = {}
     metrics: dict[str, Metric] = {}
     reports: list[RunReport] = []
-    plan = job.plan
-    for run in plan.runs:
-        log_dir = directory / run.label
-        for task, (metric, score) in _scores(log_dir / PROGRAM_REPORT).items():
-            if task in plan.tasks and run.task in (None, task):
-                metrics[task], scores[task] = metric, score
-        reports += _run_reports(log_dir)
-    labels = [*plan.labels, *(label for report in reports for label in report.labels)]
-    machine, versions = describe_machine(), collect_versions()
-    if reports:
-        machine, versions = reports[0].machine or machine, reports[0].versions or versions
-    return CellResult(
-        table=job.table,
-        size=job.size,
-        merger=plan.cell.merger,
-        calibrator=plan.cell.calibrator,
-        seed=plan.cell.seed,
-        point=dict(plan.cell.point),
-        tasks=plan.tasks,
-        scores=scores,
-        metrics=metrics,
-        seconds=_seconds(job, reports),
-        peak_memory_bytes=_highest(report.peak_memory_bytes for report in reports),
-        peak_device_bytes=_highest(report.peak_device_bytes for report in reports),
-        models=_models(job, reports),
-        labels=tuple(dict.fromkeys(labels)),
-        command=plan.command,
-        versions=versions,
-        machine=machine,
-        started=started,
-        finished=datetime.now(timezone.utc),
-    )
+    try:
+        for run in plan.runs:
+            for path in (directory / run.label).glob("*_report.json"):
+                if path.name != PROGRAM_REPORT:
+                    reports.append(RunReport.read(path))
+                    continue
+                for task, (metric, score) in _scores(path).items():
+                    if task in plan.tasks and run.task in (None, task):
+                        metrics[task], scores[task] = metric, score
+        models = [model for report in reports for model in report.models]
+        if cell.merger == EXPERTS:  # whose runs return each expert as the merged model
+            models = [model for model in models if model.role != "merged"]
+        labels = [*plan.labels, *(label for report in reports for label in report.labels)]
+        first = reports[0] if reports else None
+        return CellResult(
+            table=job.table,
+            size=job.size,
+            merger=cell.merger,
+            calibrator=cell.calibrator,
+            seed=cell.seed,
+            point=dict(cell.point),
+            tasks=plan.tasks,
+            scores=scores,
+            metrics=metrics,
+            seconds=_seconds(job, reports),
+            peak_memory_bytes=_highest(report.peak_memory_bytes for report in reports),
+            peak_device_bytes=_highest(report.peak_device_bytes for report in reports),
+            models=tuple({(model.role, model.name): model for model in models}.values()),
+            labels=tuple(dict.fromkeys(labels)),
+            command=plan.command,
+            versions=(first and first.versions) or collect_versions(),
+            machine=(first and first.machine) or describe_machine(),
+            started=started,
+            finished=datetime.now(timezone.utc),
+        )
+    except (AttributeError, OSError, ReportError, TypeError, ValueError) as error:
+        log = directory / plan.runs[-1].label / LOG_FILE
+        raise _Failed(f"what the runs left cannot be read: {error}", plan.command, log) from error
 
 
 def _scores(path: Path) -> dict[str, tuple[Metric, float]]:
@@ -267,12 +257,6 @@ def _scores(path: Path) -> dict[str, tuple[Metric, float]]:
     return found
 
 
-def _run_reports(log_dir: Path) -> list[RunReport]:
-    """The report that this package's method left."""
-    paths = [path for path in log_dir.glob("*_report.json") if path.name != PROGRAM_REPORT]
-    return [RunReport.read(path) for path in paths]
-
-
 def _seconds(job: Job, reports: list[RunReport]) -> float | None:
     if len(reports) != 1:
         return None
@@ -285,14 +269,6 @@ def _highest(values: Iterable[int | None]) -> int | None:
     """The highest of all runs; None unless all have it."""
     known = list(values)
     return None if None in known else max((v for v in known if v is not None), default=None)
-
-
-def _models(job: Job, reports: list[RunReport]) -> tuple[ModelIdentity, ...]:
-    """The models, each once; the experts' cell returns every expert as its `merged` model."""
-    models = [model for report in reports for model in report.models]
-    if job.plan.cell.merger == EXPERTS:
-        models = [model for model in models if model.role != "merged"]
-    return tuple({(model.role, model.name): model for model in models}.values())
 
 
 @contextmanager
@@ -354,33 +330,24 @@ def _end_orphan(directory: Path) -> None:
     if not path.is_file():
         return
     content = read_json(path)
-    try:
+    with suppress(psutil.NoSuchProcess):
         process = psutil.Process(content["pid"])
         if process.create_time() == content["born"]:
             print(f"ending process {process.pid}, left by a sweep that was killed", flush=True)
             _end(process)
-    except psutil.NoSuchProcess:
-        pass
     path.unlink(missing_ok=True)
 
 
-def _end(process: psutil.Process | None) -> None:
+def _end(process: psutil.Process) -> None:
     """End a process and those that it has started."""
-    if process is None:
-        return
-    try:
+    family = []
+    with suppress(psutil.NoSuchProcess):
         family = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
     for member in family:
-        try:
+        with suppress(psutil.NoSuchProcess):
             member.terminate()
-        except psutil.NoSuchProcess:
-            continue
     _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     for member in alive:
-        try:
+        with suppress(psutil.NoSuchProcess):
             member.kill()
-        except psutil.NoSuchProcess:
-            continue
     psutil.wait_procs(alive, timeout=PATIENCE)

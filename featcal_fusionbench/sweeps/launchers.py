@@ -7,10 +7,9 @@ from importlib.util import find_spec
 
 from .errors import SweepError
 
-__all__ = ["IN_PROCESS", "LAUNCHERS", "require_launcher"]
+__all__ = ["LAUNCHERS", "require_launcher"]
 
-IN_PROCESS = "in_process"
-LAUNCHERS = ("local", IN_PROCESS, "joblib", "submitit", "submitit_local", "ray")
+LAUNCHERS = ("local", "in_process", "joblib", "submitit", "submitit_local", "ray")
 
 _JOBS = {"joblib": "hydra.launcher.n_jobs", "submitit_slurm": "hydra.launcher.array_parallelism"}
 """The setting that says how many cells run at once, of the launchers that have one."""
@@ -33,17 +32,18 @@ def require_launcher(name: str, jobs: int | None = None) -> list[str] | None:
     config = {"local": "basic", "submitit": "submitit_slurm"}.get(name, name)
     if config == "submitit_slurm" and shutil.which("sbatch") is None:
         config = name = "submitit_local"
-    if config not in ("basic", IN_PROCESS):
-        plugin = name.partition("_")[0]
-        if find_spec(f"hydra_plugins.hydra_{plugin}_launcher") is None:
-            raise SweepError(
-                f"the launcher {name} is not installed: pip install hydra-{plugin}-launcher, or "
-                "take --launcher local."
-            )
+    plugin = name.partition("_")[0]
+    if name not in ("local", "in_process") and not find_spec(
+        f"hydra_plugins.hydra_{plugin}_launcher"
+    ):
+        raise SweepError(
+            f"the launcher {name} is not installed: pip install hydra-{plugin}-launcher, or take "
+            "--launcher local."
+        )
     if jobs is not None and config not in _JOBS:
         raise SweepError(
             f"--jobs {jobs}: the launcher {name} has no such setting; joblib, submitit have."
         )
-    if config == IN_PROCESS:
+    if name == "in_process":
         return None
     return [f"hydra/launcher={config}", *([] if jobs is None else [f"{_JOBS[config]}={jobs}"])]

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from .command_line import evaluate_only
 from .compose import plain
-from .errors import ExperimentError, unknown
+from .errors import ExperimentError
 
 __all__ = ["Pools"]
 
@@ -63,16 +63,6 @@ class Pools:
                 "called."
             )
         return cls(tasks, experts, modelpool, taskpool)
-
-    def require_tasks(self, tasks: Collection[str]) -> None:
-        """Make sure that tasks exist.
-
-        Raises:
-            ExperimentError: One does not; the message suggests near names.
-        """
-        for task in tasks:
-            if task not in self.tasks:
-                raise unknown("task", task, self.tasks)
 
     def restricted_to(self, tasks: Collection[str]) -> list[str]:
         """Overrides that leave some of the tasks: their experts, their data, their evaluation."""

@@ -23,20 +23,11 @@ __all__ = ["Found", "Kind", "Place", "Source", "check_sources", "require_all", "
 HUB_TIMEOUT = 10.0
 
 _CONFIGS = ("config.json", "adapter_config.json")
-_WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "adapter_model.safetensors",
-    "adapter_model.bin",
-)
-_PROCESSORS = (
-    "preprocessor_config.json",
-    "processor_config.json",
-    "tokenizer_config.json",
-    "config.json",
-)
+_MODELS = ("model.safetensors", "pytorch_model.bin")
+_WEIGHTS = (*_MODELS, *(f"{name}.index.json" for name in _MODELS))
+_WEIGHTS += ("adapter_model.safetensors", "adapter_model.bin")
+_PROCESSORS = tuple(f"{of}_config.json" for of in ("preprocessor", "processor", "tokenizer"))
+_PROCESSORS += ("config.json",)
 
 
 class Kind(Enum):
@@ -243,11 +234,8 @@ def _find(source: Source, settings: tuple[str, ...], hub: _Hub) -> Found:
     if path.exists() or path.is_absolute() or source.kind is Kind.DIRECTORY:
         problem = _local_problem(source, path)
         return Found(source, settings, Place.MISSING if problem else Place.LOCAL, problem=problem)
-    if source.kind is Kind.DATASET:
-        cached, problem = _dataset_in_cache(source)
-    else:
-        cached, problem = _model_in_cache(source)
-    if cached:
+    in_cache = _dataset_problem if source.kind is Kind.DATASET else _model_problem
+    if not (problem := in_cache(source)):
         return Found(source, settings, Place.CACHED)
     size, hub_problem = hub.look_up(source)
     if hub_problem:
@@ -269,61 +257,58 @@ def _local_problem(source: Source, path: Path) -> str:
     return ""
 
 
-def _model_in_cache(source: Source) -> tuple[bool, str]:
+def _model_problem(source: Source) -> str:
+    """What the hub's cache lacks of a model or processor."""
     wanted = [_PROCESSORS] if source.kind is Kind.PROCESSOR else [_CONFIGS, _WEIGHTS]
     for names in wanted:
         if not any(isinstance(try_to_load_from_cache(source.id, name), str) for name in names):
-            return False, f"not in the hub's cache {constants.HF_HUB_CACHE}"
-    return True, ""
+            return f"not in the hub's cache {constants.HF_HUB_CACHE}"
+    return ""
 
 
-def _dataset_in_cache(source: Source) -> tuple[bool, str]:
-    """Whether ``datasets`` has prepared it before: offline it reads from its own cache alone."""
+def _dataset_problem(source: Source) -> str:
+    """Why ``datasets``, which reads from its own cache alone offline, would not find a data set."""
     root = Path(datasets.config.HF_DATASETS_CACHE)
     *namespace, name = source.id.split("/")
     folder = root / "___".join([*namespace, camelcase_to_snakecase(name)])
     infos = list(folder.glob(f"{source.name or '*'}/*/*/dataset_info.json"))
     if not infos:
-        return False, f"not in the data sets' cache {root}"
+        return f"not in the data sets' cache {root}"
     split = source.split.partition("[")[0]
     known = {key for info in infos for key in (json.loads(info.read_text()).get("splits") or {})}
-    if split and split not in known:
-        return False, f"in the data sets' cache {root} without the split {split}"
-    return True, ""
+    without = f"in the data sets' cache {root} without the split {split}"
+    return without if split and split not in known else ""
 
 
 class _Hub:
     """The hub, as long as it answers."""
 
     def __init__(self) -> None:
-        self._api = HfApi()
         self._silent = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
-        self._known: dict[tuple[str, str], tuple[int | None, str]] = {}
+        self._known: dict[tuple[bool, str], tuple[int | None, str]] = {}
 
     def look_up(self, source: Source) -> tuple[int | None, str]:
         """Bytes of a repository's files, and what speaks against downloading it."""
         if self._silent:
             return None, self._silent
-        kind = "dataset" if source.kind is Kind.DATASET else "model"
-        key = (kind, source.id)
+        key = (source.kind is Kind.DATASET, source.id)
         if key not in self._known:
-            self._known[key] = self._ask(kind, source.id)
+            self._known[key] = self._ask(*key)
         return self._known[key]
 
-    def _ask(self, kind: str, repository: str) -> tuple[int | None, str]:
+    def _ask(self, is_dataset: bool, repository: str) -> tuple[int | None, str]:
         try:
-            ask = self._api.dataset_info if kind == "dataset" else self._api.model_info
+            ask = HfApi().dataset_info if is_dataset else HfApi().model_info
             info = ask(repository, timeout=HUB_TIMEOUT, files_metadata=True)
         except RepositoryNotFoundError:
             return None, "the hub has no such repository, or none for you (`hf auth login`)"
         except Exception as error:  # of several HTTP libraries, by the hub library's release
             self._silent = f"the hub did not answer ({type(error).__name__})"
             return None, self._silent
-        # unlike names of one file stand for one set of weights: the first form that there is
         files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        if kind == "model":
+        if not is_dataset:
+            # the same weights may be there in several formats, of which one is downloaded
             weights = [name for name in files if Path(name).suffix in (".safetensors", ".bin")]
-            safe = [name for name in weights if name.endswith(".safetensors")]
-            kept = set(safe or weights)
+            kept = [name for name in weights if name.endswith(".safetensors")] or weights
             files = {n: s for n, s in files.items() if n in kept or s < 10 * 2**20}
         return sum(files.values()), ""

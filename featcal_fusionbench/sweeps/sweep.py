@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..tables.results import Cell
+from ..tables.write import WrittenTable, write_tables
 from .builds import environment_of, make_builds
-from .cells import Cell, Plan, Selection, plan_cells
+from .cells import Plan, Planner, Selection
 from .command_line import environment_variables
 from .compose import compose_config, compose_method
 from .directory import Identity, Job, State, Status, SweepDirectory
 from .errors import SweepError
 from .experiment import Experiment
+from .layout import layout_of
 from .pools import Pools
 from .preflight import Found, Place, check_sources, require_all, sources_of
 
 __all__ = ["Sweep", "program", "to_run"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Sweep:
     """A table, and the directory that its cells lie in.
 
@@ -60,25 +62,19 @@ class Sweep:
         pools = Pools.of(compose_config(overrides, config_dir), experiment.expert)
         if (published := experiment.published_values) is not None:
             published.resolve()  # wrong labels are found now, not after the last cell
-        return cls(
-            experiment=experiment,
-            identity=identity,
-            directory=directory,
-            pools=pools,
-            config_dir=config_dir,
-        )
+        return cls(experiment, identity, directory, pools, config_dir)
 
     def plan(self, selection: Selection) -> list[Plan]:
-        """Plan what is wanted and what that needs; see ``plan_cells``."""
-        return plan_cells(
-            self.experiment,
-            self.identity.size,
-            selection,
-            self.pools,
-            self.directory.models,
+        """Plan what is wanted and what that needs; see ``Planner``."""
+        return Planner(
+            experiment=self.experiment,
+            size=self.identity.size,
+            selection=selection,
+            pools=self.pools,
+            models=self.directory.models,
             extra=self.identity.overrides,
             config_dir=self.config_dir,
-        )
+        ).plans()
 
     def statuses(self, plans: Sequence[Plan]) -> dict[Cell, Status]:
         """State of planned cells.
@@ -141,15 +137,27 @@ class Sweep:
             self._require_sources(waiting)
             self.directory.begin(self.identity)
             for batch in _batches(waiting, statuses):
-                ready = [
-                    plan
-                    for plan in batch
-                    if plan.needs is None or self.directory.is_done(plan.needs, table)
-                ]
+                ready = [p for p in batch if not p.needs or self.directory.is_done(p.needs, table)]
                 for plan in ready:
                     self.directory.write_job(self._job(plan, [] if launcher is None else program()))
                 _launch([plan.cell.id for plan in ready], self.directory.path, launcher)
         return self.statuses(plans)
+
+    def write_table(self, statuses: Mapping[Cell, Status], command: str) -> WrittenTable | None:
+        """Write the table of all cells that are done into the sweep's directory.
+
+        Args:
+            statuses: State of the cells that belong into it.
+            command: The command that makes it.
+
+        Returns:
+            What was written; None where no cell is done.
+        """
+        results = [s.result for s in statuses.values() if s.state is State.DONE and s.result]
+        if not results:
+            return None
+        layout = layout_of(self.experiment, self.pools, statuses, command)
+        return write_tables(results, layout, self.directory.path)
 
     def _require_sources(self, waiting: Sequence[Plan]) -> None:
         found = self.sources(waiting)
@@ -200,19 +208,14 @@ def _batches(pending: Sequence[Plan], statuses: Mapping[Cell, Status]) -> list[l
 
 
 def _launch(cells: Sequence[str], sweep: Path, launcher: Sequence[str] | None) -> None:
-    """Make cells one after the other, or start Hydra's multirun over them."""
+    """Make cells in this process, one after the other, or start Hydra's multirun over them."""
     from . import job
 
     if launcher is None:
         for cell in cells:
             job.run_cell(sweep, cell)
-    elif cells:
-        _multirun(cells, sweep, launcher)
-
-
-def _multirun(cells: Sequence[str], sweep: Path, launcher: Sequence[str]) -> None:
-    from . import job
-
+    if launcher is None or not cells:
+        return
     arguments = [
         "--multirun",
         *launcher,
@@ -226,24 +229,16 @@ def _multirun(cells: Sequence[str], sweep: Path, launcher: Sequence[str]) -> Non
         "hydra/job_logging=disabled",
         "hydra/hydra_logging=disabled",
     ]
-    with _command_line(["featcal-table", *arguments]):
-        try:
-            job.main()
-        except SystemExit as error:
-            if error.code not in (None, 0):
-                raise SweepError(
-                    "Hydra could not run the cells; its message stands above. Settings of the "
-                    "launcher are given as hydra.launcher.<name>=<value>."
-                ) from error
-
-
-@contextmanager
-def _command_line(arguments: list[str]):
-    """Give Hydra a command line: its applications know no other way in."""
-    before = sys.argv
-    sys.argv = arguments
+    # Hydra's applications read the command line and nothing else
+    before, sys.argv = sys.argv, ["featcal-table", *arguments]
     try:
-        yield
+        job.main()
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise SweepError(
+                "Hydra could not run the cells; its message stands above. Settings of the "
+                "launcher are given as hydra.launcher.<name>=<value>."
+            ) from error
     finally:
         sys.argv = before
 

@@ -25,7 +25,7 @@ from .text import number_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Look", "curve_figures", "looks_of", "table_figure", "tasks_figure"]
+__all__ = ["Style", "curve_figures", "styles_of", "table_figure", "tasks_figure"]
 
 _FEATCAL = "featcal"
 _PLAIN = "#8A8A8A"
@@ -67,22 +67,15 @@ def table_figure(summary: Summary, layout: TableLayout) -> Figure:
     figure = _new_figure(8.0, 1.9 + height * len(rows.labels))
     axes = figure.subplots()
     rows.draw(axes, data, published, size=6.5, named=True)
-    _add_title(figure, layout.title)
     label = f"{_measure(data)}, average over {len(layout.tasks)} tasks"
     # a line of their own: long names of mergers leave the axis little width
     below = filter(None, (label, "; ".join(rows.titles.remarks)))
     axes.set_xlabel("\n".join(below), fontsize=10, color=INK)
-    _add_legend(figure)
-    return figure
+    return _finished(figure, layout.title)
 
 
 def tasks_figure(summary: Summary, layout: TableLayout) -> Figure:
-    """Draw every task as ``table_figure`` draws the average.
-
-    Args:
-        summary: Of the table; what stands on curves is not drawn.
-        layout: The table.
-    """
+    """Draw every task as ``table_figure`` draws the average; arguments as there."""
     rows = _Rows(summary, layout)
     across = min(_TASKS_ACROSS, len(layout.tasks))
     down = math.ceil(len(layout.tasks) / across)
@@ -96,9 +89,7 @@ def tasks_figure(summary: Summary, layout: TableLayout) -> Figure:
     for axes in panels[len(layout.tasks) :]:
         axes.set_visible(False)
     title = f"{layout.title}: {_measure(summary.seeds)} per task"
-    _add_title(figure, "; ".join((title, *rows.titles.remarks)))
-    _add_legend(figure)
-    return figure
+    return _finished(figure, "; ".join((title, *rows.titles.remarks)))
 
 
 def curve_figures(summary: Summary, layout: TableLayout) -> dict[str, Figure]:
@@ -134,14 +125,14 @@ def _curve_figure(
     grid = figure.subplots(down, across, sharey=True, squeeze=False)
     panels = list(grid.flat[: len(mergers)])
     fixed = plain.groupby("merger")["percent"].mean()
-    looks = looks_of(layout)
-    _label_marks(panels[0], data, published, looks, titles, "x")
-    palette = {key: look.colour for key, look in looks.items()}
+    styles = styles_of(layout)
+    _label_marks(panels[0], data, published, styles, titles, "x")
+    palette = {key: style.colour for key, style in styles.items()}
     band: Any = {"errorbar": "sd", "err_kws": {"linewidth": 0}, "palette": palette, "legend": False}
     for axes, merger in zip(panels, mergers, strict=True):
         own, beside = (frame[frame["merger"] == merger] for frame in (data, published))
         sns.lineplot(own, x="position", y="percent", hue="calibrator", ax=axes, **band)
-        _dots(axes, own, beside, looks, "x", size=5)
+        _dots(axes, own, beside, styles, "x", size=5)
         if merger in fixed:
             dashes: Any = {"color": MUTED, "linewidth": 1.4, "linestyle": "--", "zorder": 2}
             axes.axhline(fixed[merger], label="not calibrated", **dashes)
@@ -156,9 +147,7 @@ def _curve_figure(
     _draw_references(panels, fixed, along="y")
     for axes in grid.flat[len(mergers) :]:
         axes.set_visible(False)
-    _add_title(figure, "; ".join((layout.title, *titles.remarks)))
-    _add_legend(figure)
-    return figure
+    return _finished(figure, "; ".join((layout.title, *titles.remarks)))
 
 
 # What is drawn
@@ -188,19 +177,19 @@ def _sweeps_of_numbers(frame: Frame) -> Frame:
 
 
 @dataclass(frozen=True)
-class Look:
+class Style:
     """How a calibrator is drawn: by colour and by shape, since some print without colours."""
 
     colour: str
     marker: str
 
 
-def looks_of(layout: TableLayout) -> dict[str, Look]:
+def styles_of(layout: TableLayout) -> dict[str, Style]:
     """The look of every calibrator, the same in all figures of a table.
 
     Variants of a calibrator, whose keys begin with its key, have its colour.
     """
-    found = {NO_CALIBRATOR: Look(_PLAIN, "o"), _FEATCAL: Look(BLUE, "o")}
+    found = {NO_CALIBRATOR: Style(_PLAIN, "o"), _FEATCAL: Style(BLUE, "o")}
     families = dict.fromkeys(_family(column, layout) for column in layout.columns)
     colours = dict(zip([f for f in families if f not in found], cycle(_COLOURS), strict=False))
     markers = {family: cycle(_MARKERS[at % len(_MARKERS) :]) for at, family in enumerate(colours)}
@@ -208,7 +197,7 @@ def looks_of(layout: TableLayout) -> dict[str, Look]:
         family = _family(column, layout)
         if column not in found:
             colour = colours[family] if family in colours else found[family].colour
-            found[column] = Look(colour, next(markers.setdefault(family, cycle(_MARKERS))))
+            found[column] = Style(colour, next(markers.setdefault(family, cycle(_MARKERS))))
     return {column: found[column] for column in layout.all_columns}
 
 
@@ -238,11 +227,9 @@ class _Titles:
         self._calibrators = set(saw["calibrator"][~plain & ~saw["merger"].isin(self._mergers)])
 
     def merger(self, merger: str) -> str:
-        """A merger beside its row or above its panel."""
         return self._layout.row_title(merger) + _MARK * (merger in self._mergers)
 
     def calibrator(self, calibrator: str) -> str:
-        """A calibrator in a legend."""
         return self._layout.column_title(calibrator) + _MARK * (calibrator in self._calibrators)
 
     @property
@@ -269,10 +256,10 @@ class _Rows:
     def __init__(self, summary: Summary, layout: TableLayout) -> None:
         table = summary.places[summary.places["point"].map(len) == 0]
         own = table[~table["merger"].isin([BASE, EXPERTS])]
-        self._looks = looks_of(layout)
+        self._styles = styles_of(layout)
         self.titles = titles = _Titles(table, layout)
         mergers = list(own["merger"].unique())
-        calibrators = [key for key in self._looks if key in set(own["calibrator"])]
+        calibrators = [key for key in self._styles if key in set(own["calibrator"])]
         if len(calibrators) <= _MOST_MARKS:
             self.labels = [titles.merger(merger) for merger in mergers]
             # one above the other, so that equal values do not hide each other
@@ -296,22 +283,14 @@ class _Rows:
     def draw(
         self, axes: Axes, data: Frame, published: Frame, size: float, named: bool = False
     ) -> None:
-        """Draw marks row by row, and the base and the experts across all of them.
-
-        Args:
-            axes: Where to draw.
-            data: What is drawn, as of ``_drawn``.
-            published: Likewise.
-            size: Of the marks.
-            named: Whether the lines across are named beside them.
-        """
+        """Draw what ``_drawn`` gives row by row, and the base and the experts across all rows."""
         for line in range(len(self.labels)):
             axes.axhline(line, color=GRID, linewidth=1, zorder=1)
         own, beside = data.merge(self._positions), published.merge(self._positions)
         # rows with one mark each are named by it
         titles = None if self.single and len(self.labels) > 1 else self.titles
-        _label_marks(axes, own, beside, self._looks, titles, "y")
-        _dots(axes, own, beside, self._looks, "y", size, errorbar="sd")
+        _label_marks(axes, own, beside, self._styles, titles, "y")
+        _dots(axes, own, beside, self._styles, "y", size, errorbar="sd")
         means = data[data["merger"].isin([BASE, EXPERTS])].groupby("merger")["percent"].mean()
         _draw_references([axes], means, along="x", named=named)
         axes.set_yticks(range(len(self.labels)), self.labels)
@@ -328,27 +307,20 @@ def _dots(
     axes: Axes,
     data: Frame,
     published: Frame,
-    looks: Mapping[str, Look],
+    styles: Mapping[str, Style],
     orient: Literal["x", "y"],
     size: float,
     errorbar: str | None = None,
 ) -> None:
     """Mark means over seeds, hollow where they are partial, and published values by strokes.
 
-    Args:
-        axes: Where to draw.
-        data: ``percent`` by ``position``, ``calibrator`` and seed, and whether it is ``partial``.
-        published: The same once, without ``partial``.
-        looks: Of all calibrators.
-        orient: The axis that positions run along.
-        size: Of the marks.
-        errorbar: ``sd`` draws deviations too.
+    Both frames have ``percent`` by ``position`` and ``calibrator``; positions run along ``orient``.
     """
     options: Any = {"x": "percent", "y": "percent", orient: "position", "hue": "calibrator"}
-    options |= {"palette": {key: look.colour for key, look in looks.items()}}
-    options |= {"hue_order": list(looks), "orient": orient, "native_scale": True}
+    options |= {"palette": {key: style.colour for key, style in styles.items()}}
+    options |= {"hue_order": list(styles), "orient": orient, "native_scale": True}
     options |= {"linestyle": "none", "legend": False, "ax": axes}
-    dots: Any = {"markers": [look.marker for look in looks.values()], "markersize": size}
+    dots: Any = {"markers": [style.marker for style in styles.values()], "markersize": size}
     dots |= {"zorder": 4, "errorbar": errorbar, "err_kws": {"linewidth": 1.6, "zorder": 3}}
     sns.pointplot(data[~data["partial"]], **options, **dots)
     sns.pointplot(data[data["partial"]], **options, **dots, markerfacecolor="white")
@@ -364,7 +336,7 @@ def _label_marks(
     axes: Axes,
     data: Frame,
     published: Frame,
-    looks: Mapping[str, Look],
+    styles: Mapping[str, Style],
     titles: _Titles | None,
     orient: Literal["x", "y"],
 ) -> None:
@@ -374,9 +346,9 @@ def _label_marks(
         axes.plot([], [], label=text, **style)
 
     line = "-" if orient == "x" else "none"
-    for key, look in looks.items():
+    for key, style in styles.items():
         if titles and key in set(data["calibrator"]):
-            label(titles.calibrator(key), color=look.colour, marker=look.marker, linestyle=line)
+            label(titles.calibrator(key), color=style.colour, marker=style.marker, linestyle=line)
     muted = {"color": MUTED, "linestyle": "none"}
     if data["partial"].any():
         label("partial", marker="o", markerfacecolor="white", **muted)
@@ -390,16 +362,10 @@ def _draw_references(
     along: Literal["x", "y"],
     named: bool = False,
 ) -> None:
-    """Draw the base and the experts as lines, and set the limits of their axis.
+    """Draw the base and the experts, in percent, as lines; all panels get the same limits.
 
     A base far below everything else would leave no room for the differences that matter: then its
     value is written where its line would be.
-
-    Args:
-        panels: Where to draw; all get the same limits.
-        references: In percent, by row key; the base, the experts, both or neither are there.
-        along: The axis that values run along.
-        named: Whether the lines are named beside them.
     """
     base, experts = references.get(BASE), references.get(EXPERTS)
     ends = [end for axes in panels for end in getattr(axes.dataLim, f"interval{along}")]
@@ -416,9 +382,8 @@ def _draw_references(
     # names of lines that are close to each other stand on their outer sides
     align = {BASE: "center", EXPERTS: "center"}
     if base is not None and experts is not None and abs(experts - base) < _NAME_ROOM * (high - low):
-        align = (
-            {BASE: "right", EXPERTS: "left"} if base < experts else {BASE: "left", EXPERTS: "right"}
-        )
+        sides = ("right", "left") if base < experts else ("left", "right")
+        align = {BASE: sides[0], EXPERTS: sides[1]}
     for axes in panels:
         (axes.set_xlim if along == "x" else axes.set_ylim)(low, high)
         line = axes.axvline if along == "x" else axes.axhline
@@ -429,9 +394,8 @@ def _draw_references(
                 continue
             line(value, color=colour, linewidth=1.4, linestyle=style, zorder=2, label=key)
             if named:
-                axes.annotate(
-                    f"{key} {value:.1f}", (value, 1), ha=align[key], color=colour, **above
-                )
+                text = f"{key} {value:.1f}"
+                axes.annotate(text, (value, 1), ha=align[key], color=colour, **above)
         if is_far and along == "x" and named:
             text = f"\N{BLACK LEFT-POINTING SMALL TRIANGLE} base {base:.1f}"
             axes.annotate(text, (low, 1), ha="left", color=MUTED, **above)
@@ -453,50 +417,38 @@ def _set_scale(axes: Axes, values: Sequence[float]) -> None:
             axes.set_xscale("log")
         else:
             axes.set_xscale("symlog", linthresh=min(positive))
-    axes.set_xticks(list(values))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FixedFormatter(_labels(values, places)))
-
-
-def _labels(values: Sequence[float], places: Sequence[float]) -> list[str]:
-    """A label for each value, empty where it would run into the one before it."""
-    room = _LABEL_ROOM * (max(places) - min(places))
     labels, last = [], -math.inf
     for value, at in zip(values, places, strict=True):
-        fits = at - last >= room
-        labels.append(number_text(value) if fits else "")
+        fits = at - last >= _LABEL_ROOM * (max(places) - min(places))
+        labels.append(number_text(value) if fits else "")  # none that would run into the last
         last = at if fits else last
-    return labels
+    axes.set_xticks(list(values))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FixedFormatter(labels))
 
 
 def _measure(data: Frame) -> str:
-    """What the numbers are."""
     return "accuracy (%)" if set(data["metric"].dropna()) <= {ACCURACY} else "score (%)"
 
 
 def _new_figure(width: float, height: float) -> Figure:
-    """An empty figure of a size in inches."""
     engine = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)
     return Figure(figsize=(width, height), dpi=100, layout=engine, facecolor="white")
 
 
-def _add_title(figure: Figure, text: str) -> None:
-    """Put a title above a figure, in as many lines as it needs."""
-    lines = textwrap.fill(text, int(figure.get_figwidth() / _TITLE_LETTER_INCHES))
+def _finished(figure: Figure, title: str) -> Figure:
+    """The figure with a title above, and below it a legend of all artists that have labels."""
+    lines = textwrap.fill(title, int(figure.get_figwidth() / _TITLE_LETTER_INCHES))
     figure.suptitle(lines, fontsize=12, color=INK, fontweight="bold", x=0.02, ha="left")
-
-
-def _add_legend(figure: Figure) -> None:
-    """Put a legend of all labelled artists below a figure, as many in a line as fit."""
     found: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     if not found:
-        return
+        return figure
     entry = _HANDLE_INCHES + _LETTER_INCHES * max(map(len, found))
-    lines = math.ceil(len(found) / max(1, int(figure.get_figwidth() / entry)))
-    columns = math.ceil(len(found) / lines)
+    count = math.ceil(len(found) / max(1, int(figure.get_figwidth() / entry)))
+    columns = math.ceil(len(found) / count)
     # matplotlib fills columns; people read lines
     in_lines = [label for at in range(columns) for label in list(found)[at::columns]]
     figure.legend(
@@ -508,3 +460,4 @@ def _add_legend(figure: Figure) -> None:
         frameon=False,
         labelcolor=INK,
     )
+    return figure

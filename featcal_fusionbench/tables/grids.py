@@ -30,15 +30,12 @@ _LABEL = "published as"
 def make_grids(summary: Summary, layout: TableLayout) -> tuple[Grid, ...]:
     """Lay out all grids, those that say most first."""
     maker = _GridMaker(summary, layout)
-    relative = "In percent of the experts' scores."
     return (
         *maker.matrix(),
         *maker.curves(),
         *maker.overviews(),
-        *maker.by_task("scores", "Scores per task", "score", brief=True),
-        *maker.by_task(
-            "normalised", "Expert-normalised scores per task", "normalised", caption=relative
-        ),
+        *maker.by_task("scores", "Scores per task", "score"),
+        *maker.by_task("normalised", "Expert-normalised scores per task", "normalised"),
         *maker.published(),
     )
 
@@ -146,26 +143,27 @@ class _GridMaker:
         if published.empty:
             return {}
         first = published[published["task"] == AVERAGE].drop_duplicates("place").set_index("place")
-        values, differences = [], []
-        for place in places:
-            found = place in first.index
-            row = first.loc[place] if found else None
-            values.append("" if row is None else Entry(percent(row["value"]), marks=row["mark"]))
-            differences.append("" if row is None else percent(row["difference"], signed=True))
-        return {"published": values, "difference": differences}
+        values = {
+            p: Entry(percent(v), marks=m) for p, v, m in first[["value", "mark"]].itertuples()
+        }
+        differences = {p: percent(d, signed=True) for p, d in first["difference"].items()}
+        return {
+            "published": [values.get(place, "") for place in places],
+            "difference": [differences.get(place, "") for place in places],
+        }
 
-    def by_task(
-        self, name: str, title: str, value: str, caption: str = "", brief: bool = False
-    ) -> Iterator[Grid]:
+    def by_task(self, name: str, title: str, value: str) -> Iterator[Grid]:
         """Scores of every task, absolute or relative to the experts'."""
         table = self._places[self._places["point"].map(len) == 0]
         if self._summary.scores[value][list(table.index)].isna().all():
             return
         entries = self._entries[value].unstack("task").loc[table.index]
         entries.index = pd.MultiIndex.from_frame(table[_KEYS])
+        absolute = value == "score"
+        caption = self._unit if absolute else "In percent of the experts' scores."
         for suffix, which, tasks in self._parts():
-            own = entries[tasks]
-            yield self._grid(f"{name}{suffix}", f"{title}{which}", own, caption, brief)
+            full_name, full_title = f"{name}{suffix}", f"{title}{which}"
+            yield self._grid(full_name, full_title, entries[tasks], caption, brief=absolute)
 
     def published(self) -> Iterator[Grid]:
         """Published results, and in parentheses by how much ours are above them."""
@@ -221,7 +219,9 @@ class _GridMaker:
         return Grid(
             name=name,
             title=title,
-            entries=entries.map(_as_entry).rename(columns={AVERAGE: "average"}),
+            entries=entries.map(
+                lambda e: e if isinstance(e, Entry) else Entry(e if isinstance(e, str) else "")
+            ).rename(columns={AVERAGE: "average"}),
             text_columns=keys.shape[1] + (_LABEL in entries),
             rules=[at for at in range(1, len(groups)) if groups[at] != groups[at - 1]],
             caption=caption or self._unit,
@@ -242,12 +242,6 @@ def _unit(summary: Summary, layout: TableLayout) -> str:
         return "100 × Spearman's ρ."
     named = ", ".join(task for task in layout.tasks if task in rho)
     return f"Accuracy in percent; {named}: 100 × Spearman's ρ."
-
-
-def _as_entry(value: Any) -> Entry:
-    if isinstance(value, Entry):
-        return value
-    return Entry(value if isinstance(value, str) else "")
 
 
 def _share(place: Any) -> Entry:

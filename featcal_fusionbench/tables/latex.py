@@ -8,45 +8,15 @@ from .document import Document, Entry, Grid, Note
 
 __all__ = ["latex"]
 
-_CHARACTERS = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "%": r"\%",
-    "#": r"\#",
-    "_": r"\_",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": "$<$",
-    ">": "$>$",
-    "|": "$|$",
-    '"': "''",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "−": "$-$",
-    "–": "--",
-    "—": "---",
-    "…": r"\dots{}",
-    "†": r"$\dagger$",
-    "‡": r"$\ddagger$",
-    "§": r"\S{}",
-    "¶": r"\P{}",
-    "‖": r"$\|$",
-    "·": r"$\cdot$",
-    "≈": r"$\approx$",
-    "α": r"$\alpha$",
-    "ε": r"$\varepsilon$",
-    "λ": r"$\lambda$",
-    "μ": r"$\mu$",
-    "ρ": r"$\rho$",
-    "σ": r"$\sigma$",
-    "ω": r"$\omega$",
-    "→": r"$\rightarrow$",
-    "≤": r"$\leq$",
-    "≥": r"$\geq$",
-}
+_CHARACTERS = {character: f"\\{character}" for character in "{}$&%#_"}
+_CHARACTERS |= {character: f"${character}$" for character in "<>|"}
+_CHARACTERS |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_CHARACTERS |= {'"': "''", "–": "--", "—": "---", "…": r"\dots{}", "§": r"\S{}", "¶": r"\P{}"}
+_CHARACTERS |= {"−": "$-$", "‖": r"$\|$"}
+_MATHEMATICS = {"±": "pm", "×": "times", "†": "dagger", "‡": "ddagger", "·": "cdot", "≈": "approx"}
+_MATHEMATICS |= {"α": "alpha", "ε": "varepsilon", "λ": "lambda", "μ": "mu", "ρ": "rho"}
+_MATHEMATICS |= {"σ": "sigma", "ω": "omega", "→": "rightarrow", "≤": "leq", "≥": "geq"}
+_CHARACTERS |= {character: f"$\\{name}$" for character, name in _MATHEMATICS.items()}
 _SPECIAL = re.compile("|".join(map(re.escape, _CHARACTERS)))
 
 

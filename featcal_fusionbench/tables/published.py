@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import as_file, files
-from types import MappingProxyType
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -30,8 +29,6 @@ class PublishedRow:
     """One published result.
 
     Attributes:
-        backbone: The model.
-        task_set: Key of the set of tasks.
         tasks: The tasks of the set, which the average runs over.
         label: What tells it from the others of the same backbone and set of tasks.
         source: Where it was read.
@@ -40,8 +37,6 @@ class PublishedRow:
         note: A remark.
     """
 
-    backbone: str
-    task_set: str
     tasks: tuple[str, ...]
     label: str
     source: str
@@ -99,31 +94,25 @@ def _load() -> Mapping[str, Mapping[str, Mapping[str, PublishedRow]]]:
     with as_file(files("featcal_fusionbench.tables") / _DATA) as path:
         content: Any = OmegaConf.to_container(OmegaConf.load(path))
 
-    def row(backbone: str, task_set: str, label: str, entry: Mapping[str, Any]) -> PublishedRow:
+    def row(task_set: str, label: str, entry: Mapping[str, Any]) -> PublishedRow:
+        tasks = tuple(content["task_sets"][task_set])
+        scores = map(_fraction, entry["scores"]) if "scores" in entry else ()
         return PublishedRow(
-            backbone=backbone,
-            task_set=task_set,
-            tasks=tuple(content["task_sets"][task_set]),
+            tasks=tasks,
             label=label,
             source=content["sources"][entry["source"]],
-            scores=MappingProxyType(
-                {task: _fraction(value) for task, value in entry.get("scores", {}).items()}
-            ),
+            scores=dict(zip(tasks, scores, strict=True)) if scores else {},
             average=_fraction(entry["average"]) if "average" in entry else None,
             note=entry.get("note", ""),
         )
 
-    return MappingProxyType(
-        {
-            backbone: {
-                task_set: {
-                    label: row(backbone, task_set, label, entry) for label, entry in entries.items()
-                }
-                for task_set, entries in task_sets.items()
-            }
-            for backbone, task_sets in content["fusionbench_checkpoints"].items()
+    return {
+        backbone: {
+            task_set: {label: row(task_set, label, rows[label]) for label in rows}
+            for task_set, rows in task_sets.items()
         }
-    )
+        for backbone, task_sets in content["fusionbench_checkpoints"].items()
+    }
 
 
 def _fraction(percent: float) -> float:

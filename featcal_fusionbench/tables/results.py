@@ -171,11 +171,6 @@ class CellResult:
                 raise ValueError(f"{name} needs a time zone: use datetime.now(timezone.utc).")
 
     @property
-    def partial(self) -> bool:
-        """Whether tasks of the table have no score here."""
-        return any(math.isnan(self.scores.get(task, math.nan)) for task in self.tasks)
-
-    @property
     def cell(self) -> Cell:
         """Its key: no two results of one sweep share it."""
         return Cell(self.merger, self.calibrator, self.seed, tuple(sorted(self.point.items())))

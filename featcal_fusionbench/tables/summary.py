@@ -107,7 +107,7 @@ def summarise(results: Sequence[CellResult], layout: TableLayout) -> Summary:
 def with_starts(frame: Frame, layout: TableLayout) -> Frame:
     """The rows of a frame that belong to the table, not to a curve, with what mergers start from.
 
-    A row of the table that starts from a calibrated model has that one in place of a merged model.
+    Where a merger of the table starts from a calibrated model, that model is its merged model.
     """
     table = frame[frame["point"].map(len) == 0]
     chained = table["merger"].isin(layout.starts) & (table["calibrator"] == NO_CALIBRATOR)

@@ -21,7 +21,7 @@ from .notes import make_notes
 from .results import CellResult
 from .summary import Summary, summarise
 
-__all__ = ["WrittenTable", "make_document", "write_tables"]
+__all__ = ["WrittenTable", "lay_out", "write_tables"]
 
 _DPI = 160
 
@@ -37,13 +37,6 @@ class WrittenTable:
 
     document: Document
     files: tuple[Path, ...]
-
-
-def make_document(results: Sequence[CellResult], layout: TableLayout) -> Document:
-    """Lay a table out as text; arguments and errors as of ``write_tables``."""
-    require_one_table(results, layout)
-    layout = _with_size(results, layout)
-    return _document(summarise(results, layout), layout)
 
 
 def write_tables(
@@ -64,11 +57,8 @@ def write_tables(
         PublishedNumberError: The layout names a published result that does not exist.
         OSError: A file cannot be written.
     """
-    require_one_table(results, layout)
-    layout = _with_size(results, layout)
+    document, summary, layout = lay_out(results, layout)
     directory = Path(directory)
-    summary = summarise(results, layout)
-    document = _document(summary, layout)
     texts = {
         "table.md": markdown(document),
         "table.tex": latex(document),
@@ -85,20 +75,16 @@ def write_tables(
     return WrittenTable(document=document, files=tuple(files))
 
 
-def _with_size(results: Sequence[CellResult], layout: TableLayout) -> TableLayout:
-    """Say in every title that a smoke run is no measurement, since pictures travel alone."""
-    if results[0].size == "full":
-        return layout
-    return replace(layout, title=f"{layout.title} ({results[0].size} size)")
-
-
-def _document(summary: Summary, layout: TableLayout) -> Document:
-    return Document(
-        name=layout.name,
-        title=layout.title,
-        grids=make_grids(summary, layout),
-        notes=make_notes(summary, layout),
-    )
+def lay_out(
+    results: Sequence[CellResult], layout: TableLayout
+) -> tuple[Document, Summary, TableLayout]:
+    """A table as text, what its figures show, and its layout; errors as of ``write_tables``."""
+    require_one_table(results, layout)
+    if results[0].size != "full":  # said in every title, since pictures travel alone
+        layout = replace(layout, title=f"{layout.title} ({results[0].size} size)")
+    summary = summarise(results, layout)
+    grids, notes = make_grids(summary, layout), make_notes(summary, layout)
+    return Document(name=layout.name, title=layout.title, grids=grids, notes=notes), summary, layout
 
 
 def _figures(summary: Summary, layout: TableLayout) -> dict[str, Figure]:

@@ -7,9 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from featcal_fusionbench.sweeps.cells import Cell, Plan, Selection, cells_of, plan_cells
+from featcal_fusionbench.sweeps.cells import Plan, Planner, Selection, cells_of
 from featcal_fusionbench.sweeps.command_line import override
 from featcal_fusionbench.sweeps.compose import compose_config, compose_method, plain
 from featcal_fusionbench.sweeps.directory import Job, State, Status, SweepDirectory
@@ -21,10 +22,10 @@ from featcal_fusionbench.sweeps.experiment import (
     load_experiment,
     table_names,
 )
-from featcal_fusionbench.sweeps.outcome import layout_of
+from featcal_fusionbench.sweeps.layout import layout_of
 from featcal_fusionbench.sweeps.pools import Pools
 from featcal_fusionbench.sweeps.preflight import Kind, sources_of
-from featcal_fusionbench.tables.results import BASE, EXPERTS, Size
+from featcal_fusionbench.tables.results import BASE, EXPERTS, Cell, Size
 
 TABLES = table_names()
 B32 = "clip-vit-base-patch32_TA8"
@@ -52,7 +53,9 @@ def composed_method(overrides: tuple[str, ...]) -> DictConfig:
 def plans_of(name: str, size: Size = "full", **selection: object) -> list[Plan]:
     experiment = experiment_of(name)
     chosen = Selection.parse(experiment, size, **selection)  # type: ignore[arg-type]
-    return plan_cells(experiment, size, chosen, pools_of(name), MODELS)
+    return Planner(
+        experiment=experiment, size=size, selection=chosen, pools=pools_of(name), models=MODELS
+    ).plans()
 
 
 def test_the_tables_of_the_paper_and_of_the_embedded_benchmarks_are_there() -> None:
@@ -293,6 +296,12 @@ def test_a_table_of_the_user_is_found_beside_the_packages(tmp_path: Path) -> Non
 def test_overrides_are_quoted_for_hydra(value: object) -> None:
     config = compose_method(["method=dummy", override("+method.probe", value)])
     assert plain(config, resolve=False)["probe"] == value
+
+
+def test_composing_leaves_a_surrounding_hydra_as_it_was(tmp_path: Path) -> None:
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        compose_method(["method=dummy"])
+        assert compose(overrides=["+a=1"]).a == 1
 
 
 def test_sources_name_the_setting_to_override() -> None:

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from cells import collect
 from filelock import FileLock
+from hydra.core.hydra_config import HydraConfig
 from pico import Pico
 from places import ROOT, SUPPORT
 
-from featcal_fusionbench.sweeps import cli
 from featcal_fusionbench.sweeps import sweep as sweep_module
 from featcal_fusionbench.sweeps.cli import main
 from featcal_fusionbench.sweeps.errors import SweepError
@@ -74,7 +74,7 @@ def table(conf: None, in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> lis
     """Arguments that run that table, each run one of the stand-in."""
     monkeypatch.setattr(sweep_module, "program", lambda: FAKE)
     # text and figures of made-up scores would take most of the time
-    monkeypatch.setattr(cli, "write_outcome", lambda *_: None)
+    monkeypatch.setattr(sweep_module.Sweep, "write_table", lambda *_: None)
     monkeypatch.setenv("FAKE_LOG", str(in_tmp_path / "fake.log"))
     return ARGUMENTS
 
@@ -92,7 +92,7 @@ def test_every_cell_is_run_once_and_a_second_sweep_runs_nothing(
     assert main(table) == 0
     assert ran() == ALL
     cells = {(c.merger, c.calibrator): c for c in collect("out")}
-    assert len(cells) == 7 and not any(cell.partial for cell in cells.values())
+    assert len(cells) == 7 and all(set(c.scores) == set(c.tasks) for c in cells.values())
     experts = cells["experts", "none"]
     assert list(experts.scores) == ["mnist", "svhn", "eurosat"]
     assert experts.command.count("fusion_bench") == 3
@@ -158,7 +158,7 @@ def test_some_tasks_make_partial_cells(table: list[str]) -> None:
     only = ["--only", "merger=task_arithmetic,experts,calibrator=none", "--tasks", "mnist,svhn"]
     assert main([*table, *only]) == 0
     cells = collect("out")
-    assert all(cell.partial and list(cell.scores) == ["mnist", "svhn"] for cell in cells)
+    assert all(list(cell.scores) == ["mnist", "svhn"] for cell in cells)
     assert all(cell.tasks == ("mnist", "svhn", "eurosat") for cell in cells)
 
 
@@ -311,7 +311,7 @@ def test_dry_run_lists_cells_cost_and_sources_and_runs_nothing(
     waiting = next(line for line in out.splitlines() if "regmean/none/seed0" in line)
     assert "pending" in waiting and "≈" in waiting
     assert "1 done, 6 pending" in out and "0 to download; 0 missing" in out
-    assert "≈ is no measurement" in out
+    assert "≈ was not measured" in out
 
 
 # --- what is in the caches ---
@@ -439,11 +439,13 @@ def test_cells_run_in_this_process_where_that_is_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sweep_module, "program", lambda: pytest.fail("a program was looked for"))
-    monkeypatch.setattr(cli, "write_outcome", lambda *_: None)
+    monkeypatch.setattr(sweep_module.Sweep, "write_table", lambda *_: None)
     only = ["--only", "merger=base", "--launcher", "in_process"]
+    before = HydraConfig.instance().cfg
     assert main([*ARGUMENTS, *only]) == 0
+    assert HydraConfig.instance().cfg is before
     (cell,) = collect("out")
-    assert not cell.partial and cell.seconds is not None
+    assert tuple(cell.scores) == pico.tasks and cell.seconds is not None
     assert f"  {cell.command} path.log_dir=" in capsys.readouterr().out
 
 
@@ -466,7 +468,7 @@ def test_a_row_through_the_real_command(conf: None, pico: Pico) -> None:
     assert {model.role for model in calibrated.models} == {"base", "expert", "merged"}
     source = next(model.source for model in calibrated.models if model.role == "merged")
     assert Path(source) == Path("out/models/task_arithmetic/none/seed0").absolute()
-    assert not calibrated.partial and calibrated.metrics["mnist"] == "accuracy"
+    assert tuple(calibrated.scores) == pico.tasks and calibrated.metrics["mnist"] == "accuracy"
     assert calibrated.scores != merged.scores
 
     program, flag, directory, *overrides = shlex.split(calibrated.command)

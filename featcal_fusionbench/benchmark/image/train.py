@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import CLIPModel, CLIPTokenizer, CLIPVisionModel
 
-from featcal_fusionbench.benchmark.image.recipe import ExpertRecipe, TextRecipe
-from featcal_fusionbench.benchmark.image.tasks import TASKS, Task
-from featcal_fusionbench.benchmark.image.text_side import prompts, tokenize
-from featcal_fusionbench.benchmark.training import (
-    Advance,
-    device,
-    index_batches,
-    mixed_precision,
-    optimiser_and_schedule,
-)
+from ..cache import ExpertRecipe
+from ..training import Advance, device, index_batches, minimise, mixed_precision
+from .recipe import TextRecipe
+from .tasks import TASKS, Task
+from .text_side import prompts, tokenize
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
@@ -24,8 +21,8 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
 
     Args:
         images: (n, side, side) uint8, grey.
-        mean: of each channel.
-        std: of each channel.
+        mean: Of each channel.
+        std: Of each channel.
 
     Returns:
         (n, channels, side, side) float32.
@@ -64,41 +61,32 @@ def tune_text(
     """Locked-image tuning, in place: text tower, projections and logit scale are trained.
 
     Args:
-        model: the base; its vision tower is not run, its features are given.
-        tokenizer: of the base.
+        model: The base; its vision tower is not run, its features are given.
+        tokenizer: Of the base.
         features: (n, hidden) frozen pooled features of the labelled images.
         targets: (n,) index of each image's class among all classes of all tasks.
-        recipe: steps, batch size, learning rate.
-        seed: of the order of images.
-        advance: called once a step.
+        recipe: Steps, batch size, learning rate.
+        seed: Of the order of images.
+        advance: Called once a step.
     """
     nn.Module.to(model, device()).train()
     tokens = [
         tokenize(tokenizer, [p for task in TASKS.values() for p in prompts(task, template)])
         for template in (0, 1)
     ]
-    parameters = [
-        *model.text_model.parameters(),
-        *model.text_projection.parameters(),
-        *model.visual_projection.parameters(),
-        model.logit_scale,
-    ]
-    optimiser, schedule = optimiser_and_schedule(
-        parameters, recipe.steps, recipe.learning_rate, 0.1, 0.01
-    )
     features, targets = features.to(device()), targets.to(device())
-    batches = index_batches(len(features), recipe.batch_size, recipe.steps, seed)
-    for step, chosen in enumerate(batches):
-        # every class's prompt is a candidate: CLIP's contrastive loss, image to text
-        texts = text_embeddings(model, tokens[step % 2])
-        images = F.normalize(model.visual_projection(features[chosen]), dim=-1)
-        logits = model.logit_scale.exp() * images @ texts.T
-        loss = F.cross_entropy(logits, targets[chosen])
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        schedule.step()
-        advance()
+
+    def losses() -> Iterator[Tensor]:
+        batches = index_batches(len(features), recipe.batch_size, recipe.steps, seed)
+        for step, chosen in enumerate(batches):
+            # every class's prompt is a candidate: CLIP's contrastive loss, image to text
+            texts = text_embeddings(model, tokens[step % 2])
+            images = F.normalize(model.visual_projection(features[chosen]), dim=-1)
+            yield F.cross_entropy(model.logit_scale.exp() * images @ texts.T, targets[chosen])
+
+    trained = [model.text_model, model.text_projection, model.visual_projection]
+    parameters = [*nn.ModuleList(trained).parameters(), model.logit_scale]
+    minimise(losses(), parameters, recipe.steps, recipe.learning_rate, advance)
     model.eval()
 
 
@@ -122,33 +110,25 @@ def tune_expert(
     """Fine-tune a copy of the base's vision tower, in place, for one task.
 
     Args:
-        tower: starts as the base's.
-        model: the base, for its frozen visual projection and logit scale.
+        tower: Starts as the base's.
+        model: The base, for its frozen visual projection and logit scale.
         head: (classes, projection_dim) frozen text embeddings.
         pixels: (n, 3, side, side) normalised images.
         labels: (n,).
-        recipe: steps, batch size, learning rate.
-        seed: of the order of images.
-        advance: called once a step.
+        recipe: Steps, batch size, learning rate.
+        seed: Of the order of images.
+        advance: Called once a step.
     """
     nn.Module.to(tower, device()).train()
     projection = model.visual_projection.weight.detach().to(device())
     classifier = (model.logit_scale.detach().exp() * head).to(device()).clone()
-    optimiser, schedule = optimiser_and_schedule(
-        list(tower.parameters()),
-        recipe.steps,
-        recipe.learning_rate,
-        recipe.warmup,
-        recipe.weight_decay,
-    )
-    for chosen in index_batches(len(pixels), recipe.batch_size, recipe.steps, seed):
-        with mixed_precision():
-            pooled = tower(pixel_values=pixels[chosen].to(device())).pooler_output
-        images = F.normalize(pooled.float() @ projection.T, dim=-1)
-        loss = F.cross_entropy(images @ classifier.T, labels[chosen].to(device()))
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        schedule.step()
-        advance()
+
+    def losses() -> Iterator[Tensor]:
+        for chosen in index_batches(len(pixels), recipe.batch_size, recipe.steps, seed):
+            with mixed_precision():
+                pooled = tower(pixel_values=pixels[chosen].to(device())).pooler_output
+            images = F.normalize(pooled.float() @ projection.T, dim=-1)
+            yield F.cross_entropy(images @ classifier.T, labels[chosen].to(device()))
+
+    minimise(losses(), tower.parameters(), advance=advance, **recipe.schedule)
     tower.eval()

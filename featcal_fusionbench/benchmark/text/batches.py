@@ -21,8 +21,8 @@ def collate(items: Sequence[Mapping[str, Sequence[int]]], pad_id: int) -> dict[s
     """Make the keyword arguments of a T5's forward.
 
     Args:
-        items: with ``input_ids``, ``labels`` and, if they are padded, ``attention_mask``.
-        pad_id: id of the padding piece.
+        items: With ``input_ids``, ``labels`` and, if they are padded, ``attention_mask``.
+        pad_id: Id of the padding piece.
 
     Returns:
         ``input_ids`` and ``attention_mask`` (batch, longest), ``labels`` (batch, longest answer)

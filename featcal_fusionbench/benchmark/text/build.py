@@ -24,18 +24,18 @@ from rich.progress import Progress
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, T5ForConditionalGeneration
 
-from featcal_fusionbench.benchmark.cache import Parts
-from featcal_fusionbench.benchmark.progress import build_progress
-from featcal_fusionbench.benchmark.storage import atomic_directory, replace_link
-from featcal_fusionbench.benchmark.text.corruption import windows
-from featcal_fusionbench.benchmark.text.minilm import read_embeddings, read_tokenizer
-from featcal_fusionbench.benchmark.text.recipe import Recipe, default_link
-from featcal_fusionbench.benchmark.text.splits import split_examples
-from featcal_fusionbench.benchmark.text.tasks import TASKS, Task, load_split, read_examples
-from featcal_fusionbench.benchmark.text.tokenizer import SENTINELS, reduce_tokenizer, save_tokenizer
-from featcal_fusionbench.benchmark.text.train import pretrain, tune_expert, untrained_t5
-from featcal_fusionbench.benchmark.training import seeded
-from featcal_fusionbench.report import write_json, write_text
+from ...report import write_json, write_text
+from ..cache import Parts
+from ..progress import build_progress
+from ..storage import atomic_directory, replace_link
+from ..training import seeded
+from .corruption import windows
+from .minilm import read_embeddings, read_tokenizer
+from .recipe import Recipe
+from .splits import split_examples
+from .tasks import TASKS, Task, load_split, read_examples
+from .tokenizer import SENTINELS, reduce_tokenizer, save_tokenizer
+from .train import pretrain, tune_expert, untrained_t5
 
 
 class Build(Parts):
@@ -60,7 +60,7 @@ def build(recipe: Recipe) -> Build:
     """Return the recipe's build, making what is missing, with progress shown.
 
     Raises:
-        FetchError: a package file could not be downloaded, or is another one.
+        FetchError: A package file could not be downloaded, or is another one.
     """
     parts = Build(recipe.directory())
     parts.directory.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def build(recipe: Recipe) -> Build:
             if not parts.expert(task.name).is_dir():
                 _make_expert(parts, task, recipe, progress)
     if recipe == Recipe():
-        replace_link(default_link(), parts.directory)
+        replace_link(Recipe.default_link(), parts.directory)
     return parts
 
 

