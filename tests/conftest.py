@@ -17,13 +17,24 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="featcal-datasets-")
 atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 
+import fusion_bench.scripts.cli  # noqa: E402, F401  (what a fork of this process shall have)
 import pytest  # noqa: E402
 import torch  # noqa: E402
+import yaml  # noqa: E402
+from forks import start_forks  # noqa: E402
 from pico import Pico, build_pico  # noqa: E402
 from pico_t5 import PicoT5, build_pico_t5  # noqa: E402
 
 from featcal_fusionbench.compat import apply_transformers_shim  # noqa: E402
-from featcal_fusionbench.method import preparation  # noqa: E402
+from featcal_fusionbench.method import featcal, preparation, recorder  # noqa: E402, F401
+
+# Configs are composed hundreds of times: OmegaConf takes the loader that it finds under this name.
+yaml.SafeLoader = yaml.CSafeLoader  # pyright: ignore
+
+
+def pytest_sessionstart() -> None:
+    """Programs are forked of what this process is now, before any test has changed it."""
+    start_forks()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,6 +55,14 @@ def matmul_rate_measured_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         once = functools.cache(preparation.measure_matmul_rate)
         patch.setattr(preparation, "measure_matmul_rate", once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def figures_of_runs_are_not_drawn() -> Iterator[None]:
+    """It takes as long as a run. Forked commands draw theirs, and so does whoever looks at one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder, "write_figure", lambda path, figure: Path(path).touch())
         yield
 
 

@@ -11,10 +11,7 @@ import gzip
 import importlib
 import json
 import math
-import os
 import pickle
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forks import run_forked
 from matplotlib.ft2font import FT2Font
 from pico import Pico
 from PIL import Image
@@ -384,14 +382,11 @@ def test_tasks_are_known_once_a_method_has_loaded_anything_it_starts_with(
     pico: Pico, tmp_path: Path
 ) -> None:
     (tmp_path / "clip").symlink_to(pico.base)
-    finished = subprocess.run(
-        [sys.executable, "-c", _LOAD_AND_LIST],
-        env={**os.environ, "FEATCAL_BENCHMARK_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
+    finished = run_forked(
+        _LOAD_AND_LIST, cwd=tmp_path, env={"FEATCAL_BENCHMARK_DIR": str(tmp_path)}
     )
     for load in ("load_model", "load_processor"):
-        assert f"{load} {' '.join(sorted(TASKS))}" in finished.stdout, finished.stderr
+        assert f"{load} {' '.join(sorted(TASKS))}" in finished.stdout, finished.stdout
 
 
 def test_a_saved_tower_gives_the_same_outputs(tmp_path: Path) -> None:
