@@ -33,29 +33,20 @@ yaml.SafeLoader = yaml.CSafeLoader  # pyright: ignore
 
 
 def pytest_sessionstart() -> None:
-    """Programs are forked of what this process is now, before any test has changed it."""
+    """Programs are forked of what this process is now, before any test has changed it.
+
+    Measuring the machine's speed takes longer than calibrating a pico model: once is enough.
+    """
+    torch.set_num_threads(1)  # models of a few thousand weights are slower on two
+    preparation.measure_matmul_rate = functools.cache(preparation.measure_matmul_rate)
+    preparation.measure_matmul_rate(torch.device("cpu"))
     start_forks()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Models of a few thousand weights are slower on two threads than on one."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def transformers_shim() -> None:
     """Let every test import FusionBench's CLIP modules, whichever test comes first."""
     apply_transformers_shim()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def matmul_rate_measured_once() -> Iterator[None]:
-    """It takes longer than calibrating a pico model, and the machine stays the same."""
-    with pytest.MonkeyPatch.context() as patch:
-        once = functools.cache(preparation.measure_matmul_rate)
-        patch.setattr(preparation, "measure_matmul_rate", once)
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

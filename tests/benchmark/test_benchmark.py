@@ -12,6 +12,7 @@ import importlib
 import json
 import math
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -83,13 +84,31 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+def use_pico_parts(patch: pytest.MonkeyPatch) -> None:
+    """Let builds use a pico tower and random digits; nothing is downloaded."""
+    patch.setattr(build_module, "pretrained_tower", pico_tower)
+    patch.setattr(images, "_READERS", dict.fromkeys(images._READERS, random_digits))
+
+
 @pytest.fixture
 def pico_parts(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let builds use a pico tower and random digits; nothing is downloaded."""
-    monkeypatch.setattr(build_module, "pretrained_tower", pico_tower)
-    readers = dict.fromkeys(images._READERS, random_digits)
-    monkeypatch.setattr(images, "_READERS", readers)
+    use_pico_parts(monkeypatch)
     return cache
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEATCAL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        use_pico_parts(patch)
+        return build(PICO).directory
+
+
+@pytest.fixture
+def built(pico_parts: Path, made_once: Path) -> Build:
+    """A build that is complete, in a cache of the test's own."""
+    shutil.copytree(made_once, PICO.directory(), symlinks=True)
+    return Build(PICO.directory())
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -158,10 +177,9 @@ def test_images_are_the_same_for_one_seed_and_others_for_another() -> None:
     assert (first["train_images"] != other["train_images"]).any()
 
 
-def test_training_sees_what_the_processor_hands_over(pico_parts: Path) -> None:
-    parts = build(PICO)
-    split = load_split("cyrillic", "test", parts.directory)
-    processor = load_processor(parts.directory)
+def test_training_sees_what_the_processor_hands_over(built: Build) -> None:
+    split = load_split("cyrillic", "test", built.directory)
+    processor = load_processor(built.directory)
     item = split[3]
     assert isinstance(item["image"], Image.Image) and item["label"] == split.labels[3]
     expected = processor(images=[item["image"]], return_tensors="pt")["pixel_values"]
@@ -258,9 +276,9 @@ def test_a_changed_recipe_has_a_directory_of_its_own(
 
 
 def test_builds_of_one_seed_are_equal_and_of_two_seeds_are_not(
-    pico_parts: Path, monkeypatch: pytest.MonkeyPatch
+    pico_parts: Path, built: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = build(PICO).directory
+    first = built.directory
     contents = files_of(first)
     monkeypatch.setenv("FEATCAL_CACHE_DIR", str(pico_parts.with_name("elsewhere")))
     second = build(PICO).directory
@@ -314,12 +332,12 @@ def test_an_interrupted_build_resumes_where_it_stopped(
 
 
 def test_default_recipe_is_linked_for_the_yaml_files(
-    pico_parts: Path, monkeypatch: pytest.MonkeyPatch
+    built: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_module, "Recipe", lambda: PICO)
-    parts = build(PICO)
+    assert build(PICO) == built
     assert default_link().is_symlink()
-    assert default_link().resolve() == parts.directory.resolve()
+    assert default_link().resolve() == built.directory.resolve()
     build(PICO)  # replacing the link works too
     assert load_split("latin", "test", default_link()).images.shape == (20, 28, 28)
 
@@ -335,13 +353,12 @@ def load_completely(kind: Any, directory: Path) -> Any:
     return model
 
 
-def test_checkpoints_load_with_equal_outputs_and_prefixed_keys(pico_parts: Path) -> None:
+def test_checkpoints_load_with_equal_outputs_and_prefixed_keys(built: Build) -> None:
     from safetensors import safe_open
 
-    parts = build(PICO)
     pixels = torch.randn(3, 3, 28, 28, generator=torch.Generator().manual_seed(0))
-    base = load_completely(CLIPModel, parts.clip)
-    vision = CLIPVisionModel.from_pretrained(parts.clip)
+    base = load_completely(CLIPModel, built.clip)
+    vision = CLIPVisionModel.from_pretrained(built.clip)
     with torch.no_grad():
         outputs = [
             model(pixel_values=pixels).pooler_output
@@ -350,9 +367,9 @@ def test_checkpoints_load_with_equal_outputs_and_prefixed_keys(pico_parts: Path)
     torch.testing.assert_close(outputs[1], outputs[0], atol=1e-5, rtol=0)
     torch.testing.assert_close(outputs[2], outputs[0], atol=1e-5, rtol=0)
 
-    with safe_open(parts.expert("greek") / "model.safetensors", "pt") as file:
+    with safe_open(built.expert("greek") / "model.safetensors", "pt") as file:
         assert all(name.startswith("vision_model.") for name in file.keys())  # noqa: SIM118
-    expert = load_completely(CLIPVisionModel, parts.expert("greek"))
+    expert = load_completely(CLIPVisionModel, built.expert("greek"))
     with torch.no_grad():
         tuned = expert.eval()(pixel_values=pixels).pooler_output
     assert (tuned - outputs[0]).abs().max() > 1e-4
@@ -406,8 +423,8 @@ def test_a_saved_tower_gives_the_same_outputs(tmp_path: Path) -> None:
         )
 
 
-def test_prompts_are_whole_words_and_end_in_the_end_token(pico_parts: Path) -> None:
-    processor = CLIPProcessor.from_pretrained(build(PICO).clip)
+def test_prompts_are_whole_words_and_end_in_the_end_token(built: Build) -> None:
+    processor = CLIPProcessor.from_pretrained(built.clip)
     tokenizer = processor.tokenizer
     for task in TASKS.values():
         for template in task.templates:
@@ -567,7 +584,7 @@ def test_summary_averages_over_tasks_and_seeds() -> None:
 
 @pytest.mark.slow
 def test_the_demo_runs_its_rows_and_keeps_those_that_depend_on_the_build_alone(
-    pico_parts: Path,
+    built: Build,
     in_tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
