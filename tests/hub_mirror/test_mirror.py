@@ -36,7 +36,7 @@ from transformers import AutoTokenizer, CLIPModel, CLIPProcessor
 from featcal_fusionbench.pools.seq2seq_modelpool import load_lora_model
 from featcal_fusionbench.report import RunReport
 
-PICO = MirrorSettings(size="pico", rows=24, image_size=24)
+PICO = MirrorSettings(size="pico", rows=16, image_size=24)  # a batch of FusionBench's for GLUE
 B32 = "openai/clip-vit-base-patch32"
 B16 = "openai/clip-vit-base-patch16"
 L14 = "openai/clip-vit-large-patch14"
@@ -442,8 +442,8 @@ def test_what_a_mirror_holds_is_kept(tmp_path: Path) -> None:
     assert set(read(more, "mnist")) == {"test", "train"}
     revisions = more.home.directory / "datasets/mnist/default/0.0.0"
     assert len([path for path in revisions.iterdir() if path.is_dir()]) == 1
-    with pytest.raises(MirrorError, match="is a mirror with size=pico, dtype=float32, rows=24"):
-        Mirror(tmp_path / "home", [TWO], MirrorSettings(size="pico", rows=25, image_size=24))
+    with pytest.raises(MirrorError, match="is a mirror with size=pico, dtype=float32, rows=16"):
+        Mirror(tmp_path / "home", [TWO], MirrorSettings(size="pico", rows=17, image_size=24))
 
 
 def test_a_full_disk_is_seen_before_anything_is_written(
