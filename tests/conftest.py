@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # huggingface_hub and datasets read these once, when they are imported, which conftest precedes.
 # Tests run without a network, and leave nothing in the user's data set cache.
@@ -17,19 +19,51 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="featcal-datasets-")
 atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 
+import fusion_bench.scripts.cli  # noqa: E402, F401  (what a fork of this process shall have)
 import pytest  # noqa: E402
 import torch  # noqa: E402
+import yaml  # noqa: E402
+from forks import start_forks  # noqa: E402
 from pico import Pico, build_pico  # noqa: E402
 from pico_t5 import PicoT5, build_pico_t5  # noqa: E402
 
 from featcal_fusionbench.compat import apply_transformers_shim  # noqa: E402
-from featcal_fusionbench.method import preparation  # noqa: E402
+from featcal_fusionbench.method import featcal, preparation, recorder  # noqa: E402, F401
+from featcal_fusionbench.sweeps import compose  # noqa: E402
+
+# Configs are composed hundreds of times: OmegaConf takes the loader that it finds under this name.
+yaml.SafeLoader = yaml.CSafeLoader  # pyright: ignore
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Models of a few thousand weights are slower on two threads than on one."""
-    torch.set_num_threads(1)
+def composed_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember what was composed, by overrides and by the content of the user's configs."""
+    known: dict[Any, Any] = {}
+
+    def composed(
+        primary: str | None, overrides: Any, config_dir: Path | None, with_hydra: bool = False
+    ) -> Any:
+        if with_hydra or Path("config").exists():
+            return function(primary, overrides, config_dir, with_hydra)
+        files = sorted(Path(config_dir or os.devnull).rglob("*.yaml"))
+        content = tuple((f.relative_to(config_dir or f), f.read_text()) for f in files)
+        key = (primary, tuple(overrides), config_dir is None, content)
+        if key not in known:
+            known[key] = function(primary, overrides, config_dir)
+        return copy.deepcopy(known[key])
+
+    return composed
+
+
+def pytest_sessionstart() -> None:
+    """Programs are forked of what this process is now, before any test has changed it.
+
+    Measuring the machine's speed takes longer than calibrating a pico model: once is enough.
+    """
+    torch.set_num_threads(1)  # models of a few thousand weights are slower on two
+    preparation.measure_matmul_rate = functools.cache(preparation.measure_matmul_rate)
+    preparation.measure_matmul_rate(torch.device("cpu"))
+    compose._compose = composed_once(compose._compose)
+    start_forks()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,11 +73,10 @@ def transformers_shim() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def matmul_rate_measured_once() -> Iterator[None]:
-    """It takes longer than calibrating a pico model, and the machine stays the same."""
+def figures_of_runs_are_not_drawn() -> Iterator[None]:
+    """It takes as long as a run. Forked commands draw theirs, and so does whoever looks at one."""
     with pytest.MonkeyPatch.context() as patch:
-        once = functools.cache(preparation.measure_matmul_rate)
-        patch.setattr(preparation, "measure_matmul_rate", once)
+        patch.setattr(recorder, "write_figure", lambda path, figure: Path(path).touch())
         yield
 
 

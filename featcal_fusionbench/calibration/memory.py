@@ -47,6 +47,7 @@ class LiveTensors(TorchDispatchMode):
         super().__init__()
         self._known = {StorageWeakRef(tensor.untyped_storage()) for tensor in known}
         self._sizes: dict[StorageWeakRef, int] = {}
+        self._at_most = 0
         self.peak = 0
         """The most bytes that were alive after an operation."""
 
@@ -57,14 +58,19 @@ class LiveTensors(TorchDispatchMode):
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
-                self._sizes.setdefault(StorageWeakRef(storage), storage.nbytes())
-        self.peak = max(self.peak, self.bytes())
+                reference = StorageWeakRef(storage)
+                if reference not in self._known and reference not in self._sizes:
+                    self._sizes[reference] = storage.nbytes()
+                    self._at_most += storage.nbytes()
+        if self._at_most > self.peak:  # counting takes long
+            self.peak = max(self.peak, self.bytes())
         return out
 
     def bytes(self) -> int:
         """Bytes that are alive now."""
         self._sizes = {ref: size for ref, size in self._sizes.items() if not ref.expired()}
-        return sum(size for ref, size in self._sizes.items() if ref not in self._known)
+        self._at_most = sum(self._sizes.values())
+        return self._at_most
 
 
 def measure_memory_per_input(

@@ -12,10 +12,8 @@ import hashlib
 import importlib
 import json
 import math
-import os
 import pickle
-import subprocess
-import sys
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from cells import cell
+from forks import run_forked
 from matplotlib.ft2font import FT2Font
 from pico import Pico
 from PIL import Image
@@ -82,13 +81,31 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+def use_pico_parts(patch: pytest.MonkeyPatch) -> None:
+    """Let builds use a pico tower and random digits; nothing is downloaded."""
+    patch.setattr(build_module, "pretrained_tower", pico_tower)
+    patch.setattr(images, "_READERS", dict.fromkeys(images._READERS, random_digits))
+
+
 @pytest.fixture
 def pico_parts(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let builds use a pico tower and random digits; nothing is downloaded."""
-    monkeypatch.setattr(build_module, "pretrained_tower", pico_tower)
-    readers = dict.fromkeys(images._READERS, random_digits)
-    monkeypatch.setattr(images, "_READERS", readers)
+    use_pico_parts(monkeypatch)
     return cache
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEATCAL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        use_pico_parts(patch)
+        return build(PICO).directory
+
+
+@pytest.fixture
+def built(pico_parts: Path, made_once: Path) -> Build:
+    """A build that is complete, in a cache of the test's own."""
+    shutil.copytree(made_once, PICO.directory(), symlinks=True)
+    return Build(PICO.directory())
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -149,10 +166,9 @@ def test_images_are_the_same_for_one_seed_and_others_for_another() -> None:
     assert (first["train_images"] != other["train_images"]).any()
 
 
-def test_training_sees_what_the_processor_hands_over(pico_parts: Path) -> None:
-    parts = build(PICO)
-    split = load_split("cyrillic", "test", parts.directory)
-    processor = load_processor(parts.directory)
+def test_training_sees_what_the_processor_hands_over(built: Build) -> None:
+    split = load_split("cyrillic", "test", built.directory)
+    processor = load_processor(built.directory)
     item = split[3]
     assert isinstance(item["image"], Image.Image) and item["label"] == split.labels[3]
     expected = processor(images=[item["image"]], return_tensors="pt")["pixel_values"]
@@ -248,9 +264,9 @@ def test_a_changed_recipe_has_a_directory_of_its_own(
 
 
 def test_builds_of_one_seed_are_equal_and_of_two_seeds_are_not(
-    pico_parts: Path, monkeypatch: pytest.MonkeyPatch
+    pico_parts: Path, built: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = build(PICO).directory
+    first = built.directory
     contents = files_of(first)
     monkeypatch.setenv("FEATCAL_CACHE_DIR", str(pico_parts.with_name("elsewhere")))
     second = build(PICO).directory
@@ -304,12 +320,12 @@ def test_an_interrupted_build_resumes_where_it_stopped(
 
 
 def test_default_recipe_is_linked_for_the_yaml_files(
-    pico_parts: Path, monkeypatch: pytest.MonkeyPatch
+    built: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Recipe, "__eq__", lambda *_: True)
-    parts = build(PICO)
+    assert build(PICO) == built
     assert Recipe.default_link().is_symlink()
-    assert Recipe.default_link().resolve() == parts.directory.resolve()
+    assert Recipe.default_link().resolve() == built.directory.resolve()
     build(PICO)  # replacing the link works too
     assert load_split("latin", "test", Recipe.default_link()).images.shape == (20, 28, 28)
 
@@ -325,13 +341,12 @@ def load_completely(kind: Any, directory: Path) -> Any:
     return model
 
 
-def test_checkpoints_load_with_equal_outputs_and_prefixed_keys(pico_parts: Path) -> None:
+def test_checkpoints_load_with_equal_outputs_and_prefixed_keys(built: Build) -> None:
     from safetensors import safe_open
 
-    parts = build(PICO)
     pixels = torch.randn(3, 3, 28, 28, generator=torch.Generator().manual_seed(0))
-    base = load_completely(CLIPModel, parts.clip)
-    vision = CLIPVisionModel.from_pretrained(parts.clip)
+    base = load_completely(CLIPModel, built.clip)
+    vision = CLIPVisionModel.from_pretrained(built.clip)
     with torch.no_grad():
         outputs = [
             model(pixel_values=pixels).pooler_output
@@ -340,9 +355,9 @@ def test_checkpoints_load_with_equal_outputs_and_prefixed_keys(pico_parts: Path)
     torch.testing.assert_close(outputs[1], outputs[0], atol=1e-5, rtol=0)
     torch.testing.assert_close(outputs[2], outputs[0], atol=1e-5, rtol=0)
 
-    with safe_open(parts.expert("greek") / "model.safetensors", "pt") as file:
+    with safe_open(built.expert("greek") / "model.safetensors", "pt") as file:
         assert all(name.startswith("vision_model.") for name in file.keys())  # noqa: SIM118
-    expert = load_completely(CLIPVisionModel, parts.expert("greek"))
+    expert = load_completely(CLIPVisionModel, built.expert("greek"))
     with torch.no_grad():
         tuned = expert.eval()(pixel_values=pixels).pooler_output
     assert (tuned - outputs[0]).abs().max() > 1e-4
@@ -372,14 +387,11 @@ def test_tasks_are_known_once_a_method_has_loaded_anything_it_starts_with(
     pico: Pico, tmp_path: Path
 ) -> None:
     (tmp_path / "clip").symlink_to(pico.base)
-    finished = subprocess.run(
-        [sys.executable, "-c", _LOAD_AND_LIST],
-        env={**os.environ, "FEATCAL_BENCHMARK_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
+    finished = run_forked(
+        _LOAD_AND_LIST, cwd=tmp_path, env={"FEATCAL_BENCHMARK_DIR": str(tmp_path)}
     )
     for load in ("load_model", "load_processor"):
-        assert f"{load} {' '.join(sorted(TASKS))}" in finished.stdout, finished.stderr
+        assert f"{load} {' '.join(sorted(TASKS))}" in finished.stdout, finished.stdout
 
 
 def test_a_saved_tower_gives_the_same_outputs(tmp_path: Path) -> None:
@@ -399,8 +411,8 @@ def test_a_saved_tower_gives_the_same_outputs(tmp_path: Path) -> None:
         )
 
 
-def test_prompts_are_whole_words_and_end_in_the_end_token(pico_parts: Path) -> None:
-    processor = CLIPProcessor.from_pretrained(build(PICO).clip)
+def test_prompts_are_whole_words_and_end_in_the_end_token(built: Build) -> None:
+    processor = CLIPProcessor.from_pretrained(built.clip)
     tokenizer = processor.tokenizer
     for task in TASKS.values():
         for template in task.templates:
@@ -555,7 +567,7 @@ def test_lines_are_means_over_tasks_and_seeds() -> None:
 
 @pytest.mark.slow
 def test_the_demo_runs_its_rows_and_keeps_those_that_depend_on_the_build_alone(
-    pico_parts: Path,
+    built: Build,
     in_tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

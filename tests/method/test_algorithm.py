@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers import CLIPVisionModel
 
 from featcal_fusionbench.algorithm import FeatCalAlgorithm, MergeOnlyAlgorithm
-from featcal_fusionbench.method import preparation
+from featcal_fusionbench.method import preparation, recorder
 from featcal_fusionbench.pools.opening import floating_tensors
-from featcal_fusionbench.report import RunReport
+from featcal_fusionbench.report import RunReport, write_figure
 
 TASK_ARITHMETIC = {
     "_target_": "fusion_bench.method.TaskArithmeticAlgorithm",
@@ -108,7 +108,10 @@ def test_too_few_samples_are_all_used_and_reported(pico: Pico, tmp_path: Path) -
     assert report.drift_before == ()
 
 
-def test_report_says_what_took_part(pico: Pico, tmp_path: Path) -> None:
+def test_report_says_what_took_part(
+    pico: Pico, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "write_figure", write_figure)  # draws it, as elsewhere
     featcal(tmp_path).run(pico.instance_pool())
     report = read(tmp_path)
     roles = [model.role for model in report.models]

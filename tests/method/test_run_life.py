@@ -9,7 +9,6 @@ import logging
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ import lightning
 import numpy as np
 import pytest
 import torch
+from forks import run_forked
 from fusion_bench import BaseAlgorithm, BaseModelPool
 from fusion_bench.method import DareTaskArithmetic, TaskArithmeticAlgorithm, WUDIMerging
 from fusion_bench.modelpool import CLIPVisionModelPool
@@ -421,7 +421,7 @@ def test_what_killed_runs_left_is_removed_and_nothing_else(
         assert dead.exists()
 
 
-# Runs of the command, forks of one process, since starting it takes most of the time. SIGINT
+# Runs of the command, each in a fork. SIGINT
 # arrives while modules are calibrated, the others before the merger runs.
 FORKS = """
 import json, os, signal, sys
@@ -470,15 +470,10 @@ def commands(pico: Pico, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     ]
     runs.append(("multirun", ["method.ridge_lambda=0.05,0.5,5", save, "--multirun"]))
     overrides = pico.overrides("method=featcal", "method.n_samples=4", "method.n_heldout=0")
-    finished = subprocess.run(
-        [sys.executable, "-c", FORKS, json.dumps(runs), "--config-dir", str(pico.config_dir)]
-        + overrides,
+    finished = run_forked(
+        *(FORKS, json.dumps(runs), "--config-dir", str(pico.config_dir), *overrides),
         cwd=cwd,
-        env={**os.environ, "TMPDIR": str(cwd / "tmp"), "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
+        env={"TMPDIR": str(cwd / "tmp"), "CUDA_VISIBLE_DEVICES": ""},
     )
     lines = [line for line in finished.stdout.splitlines() if line.startswith("ENDED")]
     ended = [json.loads(line.removeprefix("ENDED")) for line in lines]

@@ -55,6 +55,17 @@ def few(pico: PicoT5, **changes: Any) -> Any:
     return pico.pool(tasks=TASKS, **changes)
 
 
+@pytest.fixture(scope="module")
+def calibrated(
+    built_pico_t5: PicoT5, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[T5ForConditionalGeneration, Path]:
+    """What the settings above make of `few`, and where its report is. Treat it as read-only."""
+    directory = tmp_path_factory.mktemp("calibrated")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(built_pico_t5.root)
+        return featcal(directory).run(few(built_pico_t5)), directory
+
+
 def read(output_dir: Path) -> RunReport:
     return RunReport.read(output_dir / "featcal_report.json")
 
@@ -127,9 +138,11 @@ def test_ready_variants_run(pico: PicoT5, variant: str, tmp_path: Path) -> None:
 # --- the method as an object ------------------------------------------------------------------
 
 
-def test_a_saved_model_reloads_with_equal_outputs(pico: PicoT5, tmp_path: Path) -> None:
+def test_a_saved_model_reloads_with_equal_outputs(
+    pico: PicoT5, calibrated: Any, tmp_path: Path
+) -> None:
     pool = few(pico)
-    model = featcal(tmp_path).run(pool)
+    model, _ = calibrated
     pool.save_model(model, str(tmp_path / "model"))
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
     assert torch.equal(logits(model), logits(again.eval()))
@@ -138,11 +151,10 @@ def test_a_saved_model_reloads_with_equal_outputs(pico: PicoT5, tmp_path: Path) 
     assert kept == {"shared", "encoder", "decoder", "lm_head"}
 
 
-def test_what_is_calibrated_and_what_is_listed(pico: PicoT5, tmp_path: Path) -> None:
-    pool = few(pico)
-    merged = MergeOnlyAlgorithm(merger=TASK_ARITHMETIC).run(pool)
-    model = featcal(tmp_path).run(pool)
-    report = read(tmp_path)
+def test_what_is_calibrated_and_what_is_listed(pico: PicoT5, calibrated: Any) -> None:
+    merged = MergeOnlyAlgorithm(merger=TASK_ARITHMETIC).run(few(pico))
+    model, directory = calibrated
+    report = read(directory)
     assert report.result is not None
     before, after = floating_tensors(merged), floating_tensors(model)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -167,8 +179,8 @@ def test_lora_experts_are_calibrated_towards_as_full_weights(pico: PicoT5, tmp_p
     assert not torch.equal(base.state_dict()[name], expert.state_dict()[name])
 
 
-def test_decoder_inputs_from_labels(pico: PicoT5, tmp_path: Path) -> None:
-    by_expert = featcal(tmp_path / "a").run(few(pico))
+def test_decoder_inputs_from_labels(pico: PicoT5, calibrated: Any, tmp_path: Path) -> None:
+    by_expert, _ = calibrated
     by_labels = featcal(tmp_path / "b", decoder_inputs="labels").run(few(pico))
     assert largest_difference(by_expert.state_dict(), by_labels.state_dict()) > 1e-3
     assert "experts' answers" not in [phase.name for phase in read(tmp_path / "b").phases]
@@ -219,11 +231,11 @@ def test_other_ways_to_calibrate(pico: PicoT5, tmp_path: Path, settings: Any) ->
 
 
 def test_a_merged_checkpoint_is_calibrated_like_the_merged_model(
-    pico: PicoT5, tmp_path: Path
+    pico: PicoT5, calibrated: Any, tmp_path: Path
 ) -> None:
     pool = few(pico)
     MergeOnlyAlgorithm(merger=TASK_ARITHMETIC).run(pool).save_pretrained(tmp_path / "merged")
-    one = featcal(tmp_path / "a").run(pool)
+    one, _ = calibrated
     other = featcal(tmp_path / "b", merger=None, merged_model=str(tmp_path / "merged")).run(pool)
     assert largest_difference(one.state_dict(), other.state_dict()) == 0
 
@@ -301,13 +313,13 @@ def test_the_pool_works_where_fusionbenchs_fails(pico: PicoT5) -> None:
     assert isinstance(pool.load_model("glue-cola"), T5ForConditionalGeneration)
 
 
-def test_paths_serve_as_models(pico: PicoT5, tmp_path: Path) -> None:
-    pool, paths = few(pico), few(pico)
+def test_paths_serve_as_models(pico: PicoT5, calibrated: Any, tmp_path: Path) -> None:
+    paths = few(pico)
     paths._models = {
         "_pretrained_": str(pico.base),
         **{f"glue-{task}": str(pico.expert(task)) for task in TASKS},
     }
-    one = featcal(tmp_path / "a").run(pool)
+    one, _ = calibrated
     other = featcal(tmp_path / "b").run(paths)
     assert largest_difference(one.state_dict(), other.state_dict()) == 0
 

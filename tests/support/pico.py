@@ -15,20 +15,18 @@ every transformers release. A task's labels are what its expert predicts: an exp
 
 from __future__ import annotations
 
-import atexit
 import copy
-import functools
 import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from forks import run_forked
 from random_models.checkpoints import expert_weights, write_base, write_expert
 from random_models.shapes import ClipShape, Tower
 from random_models.weights import generator
@@ -177,8 +175,7 @@ def run_fusion_bench(
 ) -> subprocess.CompletedProcess[str]:
     """Run `fusion_bench` offline in a new process, by default of the running interpreter.
 
-    Most of the time that a run takes is the start. A run by the running interpreter, with no
-    variables of its own, is therefore the fork of a process that has started already.
+    By the running interpreter, with no variables of its own, it is a fork: see `forks`.
 
     Args:
         commands: arguments of one run each, in turn; the first that fails ends the process.
@@ -186,11 +183,11 @@ def run_fusion_bench(
         python: interpreter to run it with.
         env: variables to set.
     """
-    job = json.dumps([commands, str(cwd)])
+    job = json.dumps(commands)
     if python == sys.executable and env is None:
-        return _started().run(job)
+        return run_forked(_RUN, job, cwd=cwd, env=_OFFLINE)
     return subprocess.run(
-        [str(python), "-c", _START + "run(*json.loads(sys.argv[1]))", job],
+        [str(python), "-c", _RUN, job],
         cwd=cwd,
         env={**os.environ, **_OFFLINE, **(env or {})},
         stdout=subprocess.PIPE,
@@ -202,64 +199,14 @@ def run_fusion_bench(
 
 # `python -m` would put the current directory on the path and so hide what an installed command
 # sees; `-P` (Python 3.11) is not in 3.10: the first entry, an empty one, is removed at once.
-_START = """
-import json, os, sys
+_RUN = """
+import json, sys
 sys.path[:] = [p for p in sys.path if p]
 from fusion_bench.scripts.cli import _hydra_main
-def run(commands, cwd):
-    os.chdir(cwd)
-    for command in commands:
-        sys.argv = ["fusion_bench", *command]
-        _hydra_main()
+for command in json.loads(sys.argv[1]):
+    sys.argv = ["fusion_bench", *command]
+    _hydra_main()
 """
-# Answers each job with the status of the fork that ran it.
-_SERVE = (
-    _START
-    + """
-import signal
-import featcal_fusionbench.method.featcal
-for line in iter(sys.stdin.readline, ""):
-    output, job = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(600)  # ends it
-        for name, flags, streams in (
-            (os.devnull, os.O_RDONLY, [0]), (output, os.O_WRONLY | os.O_TRUNC, [1, 2])
-        ):
-            opened = os.open(name, flags)
-            for stream in streams:
-                os.dup2(opened, stream)
-        run(*json.loads(job))
-        sys.exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-)
-
-
-class _Started:
-    """A process that has imported FusionBench, and runs the command in forks of itself."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE],
-            env={**os.environ, **_OFFLINE},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        atexit.register(self._process.kill)
-
-    def run(self, job: str) -> subprocess.CompletedProcess[str]:
-        """Run a job, in JSON, to its end."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with tempfile.NamedTemporaryFile("r") as output:
-            self._process.stdin.write(json.dumps([output.name, job]) + "\n")
-            self._process.stdin.flush()
-            status = int(self._process.stdout.readline())
-            return subprocess.CompletedProcess(job, status, output.read())
-
-
-_started = functools.cache(_Started)
 
 
 def build_pico(root: Path, tasks: Iterable[str] = TASKS) -> Pico:

@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -83,16 +85,10 @@ class PicoT5:
             tasks: those that it is to keep.
             changes: values of the config to replace.
         """
-        import hydra
         from fusion_bench import instantiate
-        from fusion_bench.constants import DEFAULT_CONFIG_PATH
         from omegaconf import OmegaConf
 
-        with hydra.initialize_config_dir(str(DEFAULT_CONFIG_PATH), version_base=None):
-            overrides = self.overrides(lora=lora)
-            config = hydra.compose("fabric_model_fusion", overrides=overrides).modelpool
-        OmegaConf.resolve(config)
-        OmegaConf.set_struct(config, False)
+        config = copy.deepcopy(_pool_config(self, lora))
         for task in set(GLUE) - set(tasks):
             del config.models[f"glue-{task}"]
         return instantiate(OmegaConf.merge(config, changes))
@@ -113,6 +109,20 @@ class PicoT5:
     def run_cli(self, *overrides: str, lora: bool = False) -> subprocess.CompletedProcess[str]:
         """Run the installed `fusion_bench` command on this family."""
         return run_fusion_bench(self.overrides(*overrides, lora=lora), cwd=self.root)
+
+
+@functools.cache
+def _pool_config(pico: PicoT5, lora: bool) -> Any:
+    import hydra
+    from fusion_bench.constants import DEFAULT_CONFIG_PATH
+    from omegaconf import OmegaConf
+
+    with hydra.initialize_config_dir(str(DEFAULT_CONFIG_PATH), version_base=None):
+        overrides = pico.overrides(lora=lora)
+        config = hydra.compose("fabric_model_fusion", overrides=overrides).modelpool
+    OmegaConf.resolve(config)
+    OmegaConf.set_struct(config, False)
+    return config
 
 
 def build_pico_t5(root: Path) -> PicoT5:
