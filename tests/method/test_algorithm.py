@@ -43,6 +43,14 @@ def read(output_dir: Path) -> RunReport:
     return RunReport.read(output_dir / "featcal_report.json")
 
 
+def test_settings_of_another_architecture_are_warned_of(pico: Pico, tmp_path: Path) -> None:
+    featcal(tmp_path, plan_only=True, decoder_tokens=3).run(pico.instance_pool())
+    report = read(tmp_path)
+    (warning,) = [text for text in report.warnings if "no effect" in text]
+    assert warning == "decoder_tokens=3 has no effect on a CLIP vision tower: it is for a T5."
+    assert report.architecture_settings == {"nonclass_row_weight": 0.01}
+
+
 def test_calibration_changes_what_the_plan_names_and_nothing_else(
     pico: Pico, tmp_path: Path
 ) -> None:
