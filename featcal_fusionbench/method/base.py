@@ -101,11 +101,11 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
                 hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}."
                 raise SettingsError(f"method.{name} is not a setting of {self.title}: {hint}")
         self._outer: WrappingMethod[Any, Any] | None = None
-        self.settings = self._of(cast("type[SettingsT]", self.settings_type))
-        self.architectures = tuple(kind(self._of(kind.settings_type)) for kind in KNOWN)
+        self.settings = self._settings_of(cast("type[SettingsT]", self.settings_type))
+        self.architectures = tuple(kind(self._settings_of(kind.settings_type)) for kind in KNOWN)
         super().__init__(**unknown)
 
-    def _of(self, settings_type: type[AnySettings]) -> AnySettings:
+    def _settings_of(self, settings_type: type[AnySettings]) -> AnySettings:
         """Settings made of this method's attributes; what it does not name has its default."""
         names = {field.name for field in fields(settings_type)} & set(self._config_mapping)
         return settings_type(**{name: getattr(self, name) for name in names})
