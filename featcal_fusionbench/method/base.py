@@ -9,7 +9,7 @@ import difflib
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
@@ -25,6 +25,7 @@ from torch import nn
 from ..architectures import KNOWN
 from ..calibration import PhaseClock
 from ..compat import apply_transformers_shim
+from ..data.draws import TRAINING_SPLITS, Split
 from ..errors import MergerError, OutputError, SettingsError
 from ..pools.adapter_entries import ADAPTER_CONFIG
 from ..pools.finishing import finish, keep_when_saving_fails, save_whole, silence_extras
@@ -36,8 +37,9 @@ from ..process.outputs import in_log_dir, require_room, require_savable
 from ..process.streams import forgiving_streams
 from ..process.surroundings import own_surroundings
 from ..report import RunReport, report_name
-from ..settings import MethodSettings, Settings
+from ..settings import MethodSettings, SampleSettings, Settings
 from .merged import MergedSource, make_merger
+from .preparation import Prepared, prepare
 from .recorder import ReportT, RunRecorder
 from .taskpool_check import check_task_pool
 
@@ -56,6 +58,7 @@ WORKING_DTYPE = {"float32": torch.float32, "float64": torch.float64, "bfloat16":
 """What weights are held in during forwards, by the setting ``forward_dtype``."""
 
 SettingsT = TypeVar("SettingsT", bound=MethodSettings)
+SampleSettingsT = TypeVar("SampleSettingsT", bound=SampleSettings)
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
@@ -375,7 +378,7 @@ class WrappingMethod(LightningFabricMixin, BaseAlgorithm, Generic[SettingsT, Rep
                 log.warning("The processor could not be saved to %s: %s", path, error)
 
 
-class PlanningMethod(WrappingMethod[SettingsT, ReportT]):
+class PlanningMethod(WrappingMethod[SampleSettingsT, ReportT]):
     """A wrapping method that can stop after everything was checked.
 
     Attributes:
@@ -387,6 +390,31 @@ class PlanningMethod(WrappingMethod[SettingsT, ReportT]):
     @property
     def only_plans(self) -> bool:
         return self.plan_only
+
+    def _prepare(
+        self,
+        pool: BaseModelPool,
+        scratch: Path,
+        recorder: RunRecorder[ReportT],
+        splits: Sequence[Split] = TRAINING_SPLITS,
+    ) -> Prepared:
+        """Models and data, checked and named in the report; see :func:`prepare`."""
+        prepared = prepare(
+            pool,
+            self.settings,
+            self.architectures,
+            scratch,
+            show_progress=recorder.enabled,
+            splits=splits,
+        )
+        self._check_what_follows(prepared.base_model)
+        recorder.update(
+            data=prepared.data,
+            models=prepared.identities,
+            architecture_settings=prepared.architecture.settings.as_dict(),
+        )
+        recorder.warn(*prepared.warnings)
+        return prepared
 
 
 def _saves_directories(pool: BaseModelPool) -> bool:

@@ -29,7 +29,7 @@ from .base import WORKING_DTYPE, PlanningMethod
 from .expert_answers import complete_all
 from .featcal_report import FeatCalReport
 from .merged import MergedSource
-from .preparation import Prepared, TaskInputs, plan_calibration, prepare
+from .preparation import Prepared, TaskInputs, plan_calibration
 from .recorder import RunRecorder
 
 __all__ = ["FeatCalAlgorithm"]
@@ -94,22 +94,10 @@ class FeatCalAlgorithm(PlanningMethod[CalibrationSettings, FeatCalReport]):
     ) -> nn.Module | None:
         with scratch_directory() as scratch:
             with recorder.clock.phase("checks"):
-                prepared = prepare(
-                    pool,
-                    self.settings,
-                    self.architectures,
-                    scratch,
-                    show_progress=self.fabric.is_global_zero,
-                )
-                self._check_what_follows(prepared.base_model)
+                prepared = self._prepare(pool, scratch, recorder)
                 fit = plan_calibration(prepared, self.settings, self.fabric.device)
-            recorder.update(
-                data=prepared.data,
-                models=prepared.identities,
-                architecture_settings=prepared.architecture.settings.as_dict(),
-                holding=fit.holding,
-            )
-            recorder.warn(*prepared.warnings, *([fit.warning] if fit.warning else []))
+            recorder.update(holding=fit.holding)
+            recorder.warn(*([fit.warning] if fit.warning else []))
             recorder.print(plan_table(fit))
             if self.plan_only:
                 return None

@@ -32,7 +32,7 @@ from ..settings import ForwardDtype
 from .base import WORKING_DTYPE, PlanningMethod
 from .expert_answers import each_expert
 from .merged import MergedSource
-from .preparation import Prepared, prepare
+from .preparation import Prepared
 from .recorder import ReportT, RunRecorder
 from .surgery_report import ProbSurgeryReport, RepresentationSurgeryReport
 
@@ -55,23 +55,10 @@ class _SurgeryAlgorithm(PlanningMethod[SurgerySettingsT, ReportT]):
         on_test = settings.train_on == "test"
         with scratch_directory() as scratch:
             with recorder.clock.phase("checks"):
-                prepared = prepare(
-                    pool,
-                    settings,
-                    self.architectures,
-                    scratch,
-                    show_progress=recorder.enabled,
-                    splits=("test",) if on_test else TRAINING_SPLITS,
-                )
-                self._check_what_follows(prepared.base_model)
+                splits = ("test",) if on_test else TRAINING_SPLITS
+                prepared = self._prepare(pool, scratch, recorder, splits)
                 wrapper = wrap(prepared.base_model, view_for_mergers(prepared.models))
                 width = _width(wrapper, prepared.example)
-            recorder.update(
-                data=prepared.data,
-                models=prepared.identities,
-                architecture_settings=prepared.architecture.settings.as_dict(),
-            )
-            recorder.warn(*prepared.warnings)
             if on_test:
                 recorder.update(labels=(TEST_INPUTS_LABEL,))
                 recorder.warn(
