@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fusion_bench.utils.modelscope import resolve_file_path
@@ -62,11 +62,33 @@ class Place:
         path: The file.
         key: The tensor's name in it.
         dtype: Its type as safetensors writes it, such as ``BF16``.
+        shape: Its shape.
+        start: Where its bytes begin in the file.
+        stop: Where they end.
+        file: Which file was there, to be told from one that is written to the same path later.
     """
 
     path: Path
     key: str
     dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    file: FileIdentity
+
+
+class FileIdentity(NamedTuple):
+    """What tells a file from its successors: number, size in bytes, and time of the last change."""
+
+    inode: int
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileIdentity:
+        """That of the file that lies there now."""
+        found = path.stat()
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 class SafetensorsWeights(Mapping[str, Tensor]):
@@ -84,8 +106,17 @@ class SafetensorsWeights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         place = self._places[name]
-        with safe_open(place.path, framework="pt") as file:
-            return file.get_tensor(place.key)
+        if FileIdentity.of(place.path) != place.file:
+            raise ModelPoolError(
+                f"{place.path} was written anew while a run reads it: run again once it is whole."
+            )
+        if place.dtype not in _DTYPES:
+            with safe_open(place.path, framework="pt") as file:
+                return file.get_tensor(place.key)
+        # the library would read the header, which names all tensors, for each one again
+        data = torch.UntypedStorage.from_file(str(place.path), False, place.file.size)
+        empty: Any = torch.empty(0, dtype=_DTYPES[place.dtype], device="cpu")
+        return empty.set_(data[place.start : place.stop], 0, place.shape)
 
     def __contains__(self, name: object) -> bool:  # a mapping's own would read the tensor
         return name in self._places
@@ -354,11 +385,20 @@ def read_header(path: Path) -> dict[str, Place]:
         ModelPoolError: It is empty, cut off, or something else.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            keys = list(file.keys())
-            return {key: Place(path, key, file.get_slice(key).get_dtype()) for key in keys}
+        identity = FileIdentity.of(path)
+        with safe_open(path, framework="pt") as checked:
+            keys = list(checked.keys())
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelPoolError(f"{path} {_what_is_wrong(path, error)}") from error
+    places = {}
+    for key in keys:
+        start, stop = (8 + length + offset for offset in header[key]["data_offsets"])
+        shape = tuple(header[key]["shape"])
+        places[key] = Place(path, key, header[key]["dtype"], shape, start, stop, identity)
+    return places
 
 
 def _what_is_wrong(path: Path, error: Exception) -> str:

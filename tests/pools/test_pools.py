@@ -72,6 +72,33 @@ def test_files_are_not_kept_in_memory(tmp_path: Path) -> None:
     assert str(path) not in Path("/proc/self/maps").read_text()
 
 
+def test_every_kind_of_tensor_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    stored = {
+        "one": torch.tensor(2.5),
+        "none": torch.ones(0, 3),
+        "half": torch.arange(15.0).reshape(3, 5).to(torch.bfloat16),
+        "double": torch.arange(6.0).reshape(1, 2, 3).double(),
+        "count": torch.arange(3),
+    }
+    save_file(stored, path)
+    found = SafetensorsWeights(read_header(path))
+    assert found.keys() == stored.keys() and equal(found, stored)
+    assert all(found[name].dtype == value.dtype for name, value in stored.items())
+    with torch.device("meta"):  # the caller's default does not matter
+        assert found["half"].device.type == "cpu"
+
+
+@pytest.mark.parametrize("size", [500, 1000, 1001])
+def test_a_file_that_is_written_anew_is_not_read_as_the_old_one(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"a": torch.ones(1000)}, path)
+    weights = SafetensorsWeights(read_header(path))
+    save_file({"a": torch.zeros(size)}, path)
+    with pytest.raises(ModelPoolError, match="weights.safetensors was written anew"):
+        weights["a"]
+
+
 def test_a_whole_clip_serves_as_base(pico: Pico) -> None:
     base = floating_tensors(pico.load_base())
     found = open_checkpoint(str(pico.base), base, name="base")
