@@ -26,6 +26,7 @@ import yaml  # noqa: E402
 from forks import start_forks  # noqa: E402
 from pico import Pico, build_pico  # noqa: E402
 from pico_t5 import PicoT5, build_pico_t5  # noqa: E402
+from quick import without_workers  # noqa: E402
 
 from featcal_fusionbench.compat import apply_transformers_shim  # noqa: E402
 from featcal_fusionbench.method import featcal, preparation, recorder  # noqa: E402, F401
@@ -63,6 +64,7 @@ def pytest_sessionstart() -> None:
     preparation.measure_matmul_rate = functools.cache(preparation.measure_matmul_rate)
     preparation.measure_matmul_rate(torch.device("cpu"))
     compose._compose = composed_once(compose._compose)
+    without_workers()
     start_forks()
 
 
@@ -97,7 +99,8 @@ def pico_t5(built_pico_t5: PicoT5, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """The pico T5 family, with its root, where `./glue` lies, as the current directory."""
     monkeypatch.chdir(built_pico_t5.root)
     yield built_pico_t5
-    shutil.rmtree(built_pico_t5.root / "outputs", ignore_errors=True)
+    # not `outputs/cache`: FusionBench's tokenised GLUE, the same for all
+    shutil.rmtree(built_pico_t5.root / "outputs/fabric_model_fusion", ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

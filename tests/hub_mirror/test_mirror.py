@@ -26,7 +26,7 @@ from mirror.home import WARNING, Home
 from mirror.needs import DatasetNeed, ModelNeed, Needs, read_needs
 from mirror.sets import CORRUPTIONS, SETS
 from pico import run_fusion_bench
-from places import ROOT
+from places import ROOT, SUPPORT
 from random_models import checkpoints
 from random_models.shapes import SHAPES
 from random_models.words import write_clip_processor
@@ -50,6 +50,20 @@ RUNS = {
     "lora 8": SETS["clip-b16-lora"][0],
     "glue 8": SETS["flan-t5-base"][0],
 }
+
+
+# Seven runs of one process share what they have in common.
+ONCE = f"""
+import functools, sys
+sys.path.insert(0, {str(SUPPORT)!r})
+from quick import prompts_once, without_workers
+del sys.path[0]
+without_workers(), prompts_once()
+import fusion_bench.scripts.cli
+from featcal_fusionbench.method import featcal, preparation, recorder
+preparation.measure_matmul_rate = functools.cache(preparation.measure_matmul_rate)
+recorder.write_figure = lambda path, figure: path.touch()
+"""
 
 
 def write(directory: Path, *selections: Selection, settings: MirrorSettings = PICO) -> Mirror:
@@ -95,7 +109,7 @@ def runs(mirror: Mirror, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 f"taskpool.{workers}=0",
             ]
         )
-    done = run_fusion_bench(*commands, cwd=cwd, env=mirror.home.environment)
+    done = run_fusion_bench(*commands, cwd=cwd, env=mirror.home.environment, before=ONCE)
     assert done.returncode == 0, done.stdout[-3000:]
     return cwd
 

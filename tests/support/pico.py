@@ -172,6 +172,7 @@ def run_fusion_bench(
     cwd: Path,
     python: str | Path = sys.executable,
     env: Mapping[str, str] | None = None,
+    before: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run `fusion_bench` offline in a new process, by default of the running interpreter.
 
@@ -182,12 +183,13 @@ def run_fusion_bench(
         cwd: directory to run in.
         python: interpreter to run it with.
         env: variables to set.
+        before: code that runs first.
     """
     job = json.dumps(commands)
     if python == sys.executable and env is None:
-        return run_forked(_RUN, job, cwd=cwd, env=_OFFLINE)
+        return run_forked(before + _RUN, job, cwd=cwd, env=_OFFLINE)
     return subprocess.run(
-        [str(python), "-c", _RUN, job],
+        [str(python), "-c", before + _RUN, job],
         cwd=cwd,
         env={**os.environ, **_OFFLINE, **(env or {})},
         stdout=subprocess.PIPE,
