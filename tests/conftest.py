@@ -26,7 +26,7 @@ import yaml  # noqa: E402
 from forks import start_forks  # noqa: E402
 from pico import Pico, build_pico  # noqa: E402
 from pico_t5 import PicoT5, build_pico_t5  # noqa: E402
-from quick import without_workers  # noqa: E402
+from quick import datasets_once, without_workers  # noqa: E402
 
 from featcal_fusionbench.compat import apply_transformers_shim  # noqa: E402
 from featcal_fusionbench.method import featcal, preparation, recorder  # noqa: E402, F401
@@ -65,6 +65,7 @@ def pytest_sessionstart() -> None:
     preparation.measure_matmul_rate(torch.device("cpu"))
     compose._compose = composed_once(compose._compose)
     without_workers()
+    datasets_once()
     start_forks()
 
 

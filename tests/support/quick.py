@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
+from pathlib import Path
 from typing import Any
 
-__all__ = ["prompts_once", "without_workers"]
+__all__ = ["datasets_once", "prompts_once", "without_workers"]
+
+
+def datasets_once() -> None:
+    """`datasets.load_dataset` reads a directory once, until a file of it is another."""
+    import datasets
+
+    plain = datasets.load_dataset
+    known: dict[str, Any] = {}
+
+    @functools.wraps(plain)
+    def load_dataset(path: str, *args: Any, **kwargs: Any) -> Any:
+        found = [(file, file.stat()) for file in sorted(Path(path).absolute().rglob("*"))]
+        files = [(str(file), s.st_ino, s.st_mtime_ns, s.st_size) for file, s in found]
+        key = repr((files, args, kwargs))
+        if key in known:
+            return copy.deepcopy(known[key])
+        loaded = plain(path, *args, **kwargs)
+        if files and isinstance(loaded, datasets.Dataset | datasets.DatasetDict):
+            known[key] = copy.deepcopy(loaded)
+        return loaded
+
+    datasets.load_dataset = load_dataset
 
 
 def without_workers() -> None:

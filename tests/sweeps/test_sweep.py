@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from cells import collect
 from filelock import FileLock
+from forks import run_forked
 from hydra.core.hydra_config import HydraConfig
 from pico import Pico
 from places import ROOT, SUPPORT
@@ -164,10 +165,14 @@ def test_some_tasks_make_partial_cells(table: list[str]) -> None:
 
 # --- killed, and started again ---
 
-DRIVER = """
-import sys
+# A sweep that goes on when the program that has started it ends.
+DRIVER = f"""
+import os, sys
+if child := os.fork():
+    print(child)
+    raise SystemExit(0)
 from featcal_fusionbench.sweeps import sweep
-sweep.program = lambda: {fake!r}
+sweep.program = lambda: {FAKE!r}
 from featcal_fusionbench.sweeps.cli import main
 raise SystemExit(main(sys.argv[1:]))
 """
@@ -185,15 +190,16 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 def test_a_sweep_that_is_killed_redoes_the_cell_it_was_in_and_no_other(
     table: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = DRIVER.format(fake=FAKE)
-    environment = {**os.environ, "FAKE_SLEEP": "task_arithmetic/none"}
-    process = subprocess.Popen([sys.executable, "-c", code, *table], env=environment)
+    started = run_forked(
+        DRIVER, *table, cwd=Path.cwd(), env={"FAKE_SLEEP": "task_arithmetic/none"}
+    )
+    process = int(started.stdout)
     sleeper = Path("out/cells/task_arithmetic/none/seed0/process.json")
     wait_for(sleeper.exists)
     # meanwhile no other sweep may work there
     assert main(table) == 2
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    os.kill(process, signal.SIGKILL)
+    wait_for(lambda: not is_alive(process))
     orphan = json.loads(sleeper.read_text())["pid"]
     assert Path(f"/proc/{orphan}").exists() or sys.platform != "linux"
 
