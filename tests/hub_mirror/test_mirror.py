@@ -54,7 +54,8 @@ RUNS = {
 
 # Seven runs of one process share what they have in common.
 ONCE = f"""
-import functools, sys
+import functools, sys, yaml
+yaml.SafeLoader = yaml.CSafeLoader
 sys.path.insert(0, {str(SUPPORT)!r})
 from quick import prompts_once, without_workers
 del sys.path[0]
@@ -100,8 +101,8 @@ def runs(mirror: Mirror, tmp_path_factory: pytest.TempPathFactory) -> Path:
             [
                 f"method={selection.method}",
                 *selection.arguments,
-                "method.n_samples=8",
-                "method.n_heldout=3",
+                "method.n_samples=4",
+                "method.n_heldout=2",
                 f"method.output_dir={cwd}/{name}",
                 f"report_save_path={cwd}/{name}/program_report.json",
                 "print_config=false",

@@ -429,7 +429,9 @@ sys.path[:] = [p for p in sys.path if p]
 from fusion_bench.scripts.cli import _hydra_main
 from fusion_bench.method import TaskArithmeticAlgorithm
 import featcal_fusionbench.method.featcal
+from featcal_fusionbench.method import recorder
 from featcal_fusionbench.report import RichProgress
+recorder.write_figure = lambda path, figure: path.touch()
 run, done = TaskArithmeticAlgorithm.run, RichProgress.on_module
 def start(name, overrides):
     number = getattr(signal, name, None)

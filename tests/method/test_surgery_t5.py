@@ -154,7 +154,7 @@ def test_glue_from_end_to_end(pico: PicoT5) -> None:
     overrides = [
         override.replace("flan-t5_glue_text_generation", "flan-t5_glue_featcal")
         for override in pico.overrides(
-            "method=prob_surgery", "method.n_samples=12", "method.n_heldout=3",
+            "method=prob_surgery", "method.n_samples=6", "method.n_heldout=2",
             "merged_model_save_path='{log_dir}/model'",
         )
     ]  # fmt: skip

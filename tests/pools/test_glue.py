@@ -86,8 +86,8 @@ def logits(model: Any) -> Tensor:
 def test_glue_from_end_to_end(pico: PicoT5, lora: bool) -> None:
     finished = pico.run_cli(
         "method=featcal/flan_t5_task_arithmetic",
-        "method.n_samples=12",
-        "method.n_heldout=3",
+        "method.n_samples=6",
+        "method.n_heldout=2",
         "merged_model_save_path='{log_dir}/model'",
         lora=lora,
     )

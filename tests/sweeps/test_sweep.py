@@ -190,9 +190,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 def test_a_sweep_that_is_killed_redoes_the_cell_it_was_in_and_no_other(
     table: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = run_forked(
-        DRIVER, *table, cwd=Path.cwd(), env={"FAKE_SLEEP": "task_arithmetic/none"}
-    )
+    started = run_forked(DRIVER, *table, cwd=Path.cwd(), env={"FAKE_SLEEP": "task_arithmetic/none"})
     process = int(started.stdout)
     sleeper = Path("out/cells/task_arithmetic/none/seed0/process.json")
     wait_for(sleeper.exists)
